@@ -1,0 +1,64 @@
+"""nvdd: machine-learning interatomic potentials over many ranks.
+
+Everything that a user or a model author needs is importable from here; each name is loaded when first used, so
+``import nvdd`` costs nothing but its own few lines.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# public name -> module that defines it
+_PUBLIC = {
+    "AtomicData": "nvdd.data",
+    "Batch": "nvdd.data",
+    "EdgeLayout": "nvdd.model_config",
+    "ModelConfig": "nvdd.model_config",
+    "NeighborConfig": "nvdd.model_config",
+    "NeighborListFormat": "nvdd.model_config",
+    "BaseModelMixin": "nvdd.models.base",
+    "ModelOutputs": "nvdd.models.base",
+    "CommunicationError": "nvdd.errors",
+    "DistributedOpError": "nvdd.errors",
+    "InputError": "nvdd.errors",
+    "MissingDependencyError": "nvdd.errors",
+    "NvddError": "nvdd.errors",
+    "RankError": "nvdd.errors",
+    "DistributionSpec": "nvdd.specs",
+    "ForceStrategy": "nvdd.specs",
+    "MLIPSpec": "nvdd.specs",
+    "OutputKind": "nvdd.specs",
+    "OutputSpec": "nvdd.specs",
+    "Reduce": "nvdd.specs",
+    "SPEC_LJ_HALO": "nvdd.specs",
+    "SPEC_MPNN_HALO": "nvdd.specs",
+    "HaloStoragePolicy": "nvdd.policy",
+    "StoragePolicy": "nvdd.policy",
+    "Communicator": "nvdd.communicator",
+    "SpatialPartitioner": "nvdd.partition",
+    "ExchangePlan": "nvdd.plan",
+    "Role": "nvdd.roles",
+    "ShardTensor": "nvdd.shard_tensor",
+    "dispatch_trace": "nvdd.trace",
+    "to_local": "nvdd.shard_tensor",
+    "DomainConfig": "nvdd.config",
+    "StrategyKind": "nvdd.config",
+    "DistributedModel": "nvdd.runtime.model",
+}
+
+__all__ = [*_PUBLIC, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        value = getattr(importlib.import_module(_PUBLIC[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'nvdd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,69 @@
+"""Questions about a tensor that don't depend on what its rows hold, casts and copies, allocation."""
+
+from __future__ import annotations
+
+from nvdd.dispatch import Call, register
+from nvdd.roles import Role
+from nvdd.shard_tensor import like
+
+_ATTRIBUTES = (
+    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "grad_fn", "is_leaf", "is_cuda", "is_cpu",
+    "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_meta", "is_nested", "names", "itemsize", "nbytes", "output_nr",
+    "_version", "_backward_hooks", "_base", "is_mkldnn", "is_sparse_csr", "is_mtia", "name", "retains_grad",
+)  # fmt: skip
+_METHODS = (
+    "size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "is_contiguous",
+    "is_floating_point", "is_complex", "is_signed", "is_inference", "get_device", "data_ptr", "is_same_size",
+    "result_type", "has_names", "untyped_storage", "_is_view", "register_hook", "retain_grad", "is_conj", "is_neg",
+    "__len__", "__hash__", "__format__", "__repr__", "backward",
+)  # fmt: skip
+
+
+@register(
+    *(f"get:{a}" for a in _ATTRIBUTES), *_METHODS, "set:requires_grad", "set:grad",
+    when="any role", does="answered by this rank's tensor", predicate=lambda call: True,
+)  # fmt: skip
+def local_answer(call: Call):
+    return call.run()
+
+
+@register(
+    "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor",
+    when="any role", does="a plain tensor of this rank", predicate=lambda call: True,
+)  # fmt: skip
+def new_plain(call: Call):
+    return call.run()
+
+
+@register(
+    "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "is_nonzero",
+    when="SYSTEM", does="the same Python value on every rank",
+    predicate=lambda call: all(s._role is Role.SYSTEM for s in call.shards),
+)  # fmt: skip
+def replicated_value(call: Call):
+    return call.run()
+
+
+@register(
+    "to", "type", "type_as", "double", "float", "half", "bfloat16", "int", "long", "short", "bool", "contiguous",
+    "clone", "detach", "requires_grad", "alias", "cpu", "cuda", "get:data",
+    when="any role, as first argument", does="keeps role and partition",
+    predicate=lambda call: bool(call.args) and call.args[0] is call.shards[0],
+)  # fmt: skip
+def keep(call: Call):
+    out = call.run()
+    return out if out is call.args[0] else like(out, call.args[0])
+
+
+@register(
+    "zeros_like", "ones_like", "empty_like", "full_like",
+    when="any role but an edge index, as first argument", does="keeps role and partition",
+    predicate=lambda call: call.args[0] is call.shards[0] and not call.shards[0]._role.is_index,
+)  # fmt: skip
+def allocate_like(call: Call):
+    model = call.shards[0]
+    # zeros in the shape of a stand-in or of an index are ordinary per-atom zeros
+    role = Role.OWNED if model._role in (Role.ANCHOR, Role.SYSTEM_INDEX) else model._role
+    if model._role is Role.SYSTEM_INDEX and model._rows == "edge":
+        role = Role.EDGE
+    return like(call.run(), model, role=role)

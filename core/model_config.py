@@ -1,0 +1,94 @@
+"""What a model wrapper says of itself: outputs, inputs, neighbours, the layout of its edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class NeighborListFormat(str, Enum):
+    """How a model takes its neighbours."""
+
+    COO = "coo"  # a list of directed edges, (E, 2)
+    MATRIX = "matrix"  # a dense (N, K) matrix of neighbour rows
+
+
+@dataclass(frozen=True)
+class NeighborConfig:
+    """The neighbours that a model reads.
+
+    Attributes:
+        cutoff: distance in A; the model sees the edges with r < cutoff and no other.
+        format: COO or MATRIX.
+    """
+
+    cutoff: float
+    format: NeighborListFormat = NeighborListFormat.COO
+
+    def __post_init__(self) -> None:
+        if not self.cutoff > 0:
+            raise ValueError(f"NeighborConfig: cutoff must be positive, got {self.cutoff!r} A")
+
+
+@dataclass
+class ModelConfig:
+    """Outputs and inputs of a model wrapper.
+
+    Attributes:
+        outputs: names of everything that the model can deliver, in ASE's words: ``energy`` (n_systems,) eV,
+            ``energies`` (n_atoms,) eV, ``forces`` (n_atoms, 3) eV/A, ``stress`` (n_systems, 3, 3) eV/A^3, ...
+        active_outputs: the ones that are computed now.
+        autograd_outputs: those that are derivatives of the energy; the framework derives them, the wrapper's
+            ``forward`` need not return them.
+        autograd_inputs: what the energy is differentiated by.
+        neighbor_config: cutoff and format of the neighbours.
+        node_inputs: names of further per-atom inputs, read from ``atoms.arrays`` (``initial_charges``, ...).
+        system_inputs: names of further per-system inputs, read from ``atoms.info`` (``charge``, ``spin``, ...).
+        elements: atomic numbers that the model knows; None if it takes any.
+    """
+
+    outputs: frozenset[str] = frozenset({"energy", "energies", "forces", "stress", "stresses"})
+    active_outputs: set[str] = field(default_factory=lambda: {"energy", "forces"})
+    autograd_outputs: frozenset[str] = frozenset({"forces", "stress", "stresses"})
+    autograd_inputs: frozenset[str] = frozenset({"positions"})
+    neighbor_config: NeighborConfig | None = None
+    node_inputs: frozenset[str] = frozenset()
+    system_inputs: frozenset[str] = frozenset()
+    elements: frozenset[int] | None = None
+
+    def __post_init__(self) -> None:
+        unknown = set(self.active_outputs) - set(self.outputs)
+        if unknown:
+            raise ValueError(
+                f"ModelConfig: active_outputs {sorted(unknown)} are not among outputs {sorted(self.outputs)}"
+            )
+
+
+@dataclass(frozen=True)
+class EdgeLayout:
+    """How a wrapper reads a directed edge (sender -> receiver); the receiver is the centre atom.
+
+    Attributes:
+        sender_column: the column of ``neighbor_list`` (the row of ``edge_index``) that holds the sender.
+        vector: ``"sender_minus_receiver"`` (neighbour minus centre: SevenNet, NequIP, CHGNet, LAMMPS) or
+            ``"receiver_minus_sender"`` (MACE). ``edge_vectors`` and ``neighbor_list_shifts`` have this sign.
+
+    ``neighbor_list`` (E, 2) and its transpose ``edge_index`` (2, E) are both at hand in a
+    :class:`~nvdd.data.Batch`, whichever shape a model wants.
+    """
+
+    sender_column: int = 1
+    vector: str = "sender_minus_receiver"
+
+    def __post_init__(self) -> None:
+        if self.sender_column not in (0, 1):
+            raise ValueError(f"EdgeLayout: sender_column must be 0 or 1, got {self.sender_column!r}")
+        if self.vector not in ("sender_minus_receiver", "receiver_minus_sender"):
+            raise ValueError(
+                f"EdgeLayout: vector must be 'sender_minus_receiver' or 'receiver_minus_sender', got {self.vector!r}"
+            )
+
+    @property
+    def sign(self) -> float:
+        """+1 where the vector is x_sender - x_receiver, the core's convention; -1 where it is its negative."""
+        return 1.0 if self.vector == "sender_minus_receiver" else -1.0

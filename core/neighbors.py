@@ -1,0 +1,112 @@
+"""Directed edges within a cutoff, all periodic images included. The search itself is vesin's.
+
+One signature: the edges whose receiver is in a given set of atoms, with senders anywhere. Convention of the
+core: ``r = x_sender + shift @ cell - x_receiver``, with the positions as the user gave them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from nvdd.cells import Frame
+from nvdd.data import Batch
+from nvdd.model_config import EdgeLayout
+from vesin import NeighborList
+
+
+class Edges(NamedTuple):
+    """Directed edges, grouped by receiver.
+
+    Attributes:
+        receiver: (E,) int64.
+        sender: (E,) int64.
+        shift: (E, 3) whole cell vectors, float64.
+    """
+
+    receiver: np.ndarray
+    sender: np.ndarray
+    shift: np.ndarray
+
+
+def edges_within(
+    positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float, receivers: np.ndarray | None = None
+) -> Edges:
+    """Edges with r < cutoff into the atoms ``receivers`` (indices into ``positions``; None for all of them).
+
+    Args:
+        positions: (N, 3) A, wrapped or not.
+        cell: (3, 3) A.
+        pbc: (3,) bool.
+        cutoff: A.
+        receivers: sorted indices of the atoms whose neighbours are wanted.
+    """
+    frame = Frame.of(cell, pbc)
+    scaled, cells = frame.wrap(positions)
+    if receivers is None or len(receivers) == len(positions):
+        i, j, shift = _search(scaled @ frame.cell, frame.cell, frame.pbc, cutoff)
+    else:
+        if not len(receivers):
+            return Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 3)))
+        i, j, shift = _search_around(scaled, frame, cutoff, receivers)
+    # images relative to the atoms where the user has them, not to their wrapped copies
+    return Edges(i, j, shift + cells[i] - cells[j])
+
+
+def _search(points: np.ndarray, box: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[np.ndarray, ...]:
+    if not len(points):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 3))
+    finder = NeighborList(cutoff=float(cutoff), full_list=True, sorted=True)
+    i, j, shift = finder.compute(points=points, box=box, periodic=pbc, quantities="ijS")
+    return i.astype(np.int64), j.astype(np.int64), shift.astype(np.float64)
+
+
+def _search_around(scaled: np.ndarray, frame: Frame, cutoff: float, receivers: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Searches among the receivers and every image of every atom that comes near their bounding box."""
+    reach = cutoff / frame.heights * (1 + 1e-9) + 1e-12
+    low = scaled[receivers].min(0) - reach
+    high = scaled[receivers].max(0) + reach
+    atom, image = np.arange(len(scaled)), np.zeros((len(scaled), 3))
+    for axis in range(3):
+        images = np.arange(np.floor(low[axis]), np.ceil(high[axis]) + 1) if frame.pbc[axis] else np.zeros(1)
+        found = []
+        for n in images:
+            coordinate = scaled[atom, axis] + n
+            near = np.flatnonzero((coordinate >= low[axis]) & (coordinate <= high[axis]))
+            shifted = image[near]
+            shifted[:, axis] = n
+            found.append((atom[near], shifted))
+        atom = np.concatenate([a for a, _ in found])
+        image = np.concatenate([s for _, s in found])
+    # receivers first, in their order; then everything else
+    own = np.zeros(len(scaled), bool)
+    own[receivers] = True
+    other = np.flatnonzero(~(own[atom] & ~image.any(1)))
+    atom = np.concatenate([receivers, atom[other]])
+    image = np.concatenate([np.zeros((len(receivers), 3)), image[other]])
+    points = (scaled[atom] + image) @ frame.cell
+    extent = np.diag(np.ptp(points, axis=0) + 2 * cutoff)
+    i, j, _ = _search(points, extent, np.zeros(3, bool), cutoff)
+    mine = i < len(receivers)
+    i, j = i[mine], j[mine]
+    return receivers[i], atom[j], image[j]
+
+
+def attach_neighbors(batch: Batch, cutoff: float, layout: EdgeLayout | None = None) -> Batch:
+    """Sets ``neighbor_list`` and ``neighbor_list_shifts`` of a batch of plain tensors, in place; returns it."""
+    layout = layout or batch.edge_layout
+    system = batch.batch.cpu().numpy()
+    positions = batch.positions.detach().cpu().numpy().astype(np.float64)
+    columns, shifts = [], []
+    for k in range(batch.n_systems):
+        atoms = np.flatnonzero(system == k)
+        found = edges_within(positions[atoms], batch.cell[k].cpu().numpy(), batch.pbc[k].cpu().numpy(), cutoff)
+        pair = (found.receiver, found.sender) if layout.sender_column == 1 else (found.sender, found.receiver)
+        columns.append(atoms[np.stack(pair, 1)])
+        shifts.append(layout.sign * found.shift)
+    batch.neighbor_list = torch.from_numpy(np.concatenate(columns)).to(batch.device)
+    batch.neighbor_list_shifts = torch.from_numpy(np.concatenate(shifts)).to(batch.device)
+    batch.edge_layout = layout
+    batch._edge_vectors = None
+    return batch

@@ -1,0 +1,75 @@
+"""`ExchangePlan`: which remote rows this rank reads, and which of its rows the others read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from nvdd.communicator import Communicator
+from nvdd.errors import CommunicationError
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangePlan:
+    """Halo of one kind of rows (atoms, bonds, edges). Rows are laid out ``[owned | halo]``.
+
+    Attributes:
+        comm: the ranks.
+        n_owned, n_halo: rows that this rank owns, and remote rows that it reads (in the order of their owners).
+        send_index: (sum(send_counts),) owned rows that others read, in the order of the readers.
+        send_counts, recv_counts: rows to and from each rank.
+        boundary: (n_boundary,) the distinct owned rows that somebody reads.
+        boundary_slot: (sum(send_counts),) position in ``boundary`` of each entry of ``send_index``.
+        kind: name of the rows, for messages.
+    """
+
+    comm: Communicator
+    n_owned: int
+    n_halo: int
+    send_index: Tensor
+    send_counts: tuple[int, ...]
+    recv_counts: tuple[int, ...]
+    boundary: Tensor
+    boundary_slot: Tensor
+    kind: str = "atoms"
+
+    @property
+    def n_padded(self) -> int:
+        """Owned and halo rows together."""
+        return self.n_owned + self.n_halo
+
+    @classmethod
+    def build(
+        cls, comm: Communicator, n_owned: int, halo_rank: Tensor, halo_row: Tensor, kind: str = "atoms"
+    ) -> ExchangePlan:
+        """Makes the plan from what this rank reads; every rank calls it at once.
+
+        Args:
+            comm: the ranks.
+            n_owned: rows of this rank.
+            halo_rank: (n_halo,) owner of each halo row, ascending.
+            halo_row: (n_halo,) its row there.
+            kind: name of the rows.
+        """
+        if halo_rank.numel() and ((halo_rank.diff() < 0).any() or (halo_rank == comm.rank).any()):
+            raise ValueError("halo rows must be in the order of their owners, and none of them owned here")
+        recv_counts = torch.bincount(halo_rank, minlength=comm.size).tolist()
+        send_counts = comm.transpose_counts(recv_counts, site=f"plan of {kind}")
+        rows = halo_row.to(comm.device if comm.backend == "nccl" else "cpu", torch.int64)
+        wanted = comm.exchange(rows, recv_counts, send_counts, f"plan of {kind}", setup=True).cpu()
+        if wanted.numel() and (int(wanted.min()) < 0 or int(wanted.max()) >= n_owned):
+            raise CommunicationError(f"rank {comm.rank}: a peer asks for {kind} row {int(wanted.max())} of {n_owned}")
+        boundary, slot = torch.unique(wanted, return_inverse=True)
+        device = comm.device
+        return cls(
+            comm,
+            n_owned,
+            int(halo_rank.numel()),
+            wanted.to(device),
+            tuple(send_counts),
+            tuple(recv_counts),
+            boundary.to(device),
+            slot.to(device),
+            kind,
+        )

@@ -1,0 +1,1 @@
+"""Running a model over ranks: local graphs, derivatives, outputs, processes."""

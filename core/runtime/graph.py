@@ -1,0 +1,186 @@
+"""The part of the graph that one rank computes: owned atoms, the edges into them, and the halo that these read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from nvdd.communicator import Communicator
+from nvdd.data import Batch
+from nvdd.neighbors import edges_within
+from nvdd.partition import SpatialPartitioner
+from nvdd.plan import ExchangePlan
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """Who owns what and who may read whom, until an atom has moved by half the skin.
+
+    Attributes:
+        ids: (n_counted,) global ids of the owned atoms, ascending.
+        rows: (n_padded,) global id behind each local row, ``[owned | halo]``; for a phantom the id of the atom
+            whose species it borrows.
+        n_phantom: 1 if this rank owns nothing and computes one isolated atom instead, else 0.
+        receiver, sender: (C,) candidate edges, r < cutoff + skin, in local rows.
+        shift: (C, 3) their periodic images, whole cell vectors.
+        shift_vector: (C, 3) the same in A.
+        system: (n_owned,) system of each owned row.
+        plan: the halo exchange.
+    """
+
+    ids: Tensor
+    rows: Tensor
+    n_phantom: int
+    receiver: Tensor
+    sender: Tensor
+    shift: Tensor
+    shift_vector: Tensor
+    system: Tensor
+    plan: ExchangePlan
+
+
+@dataclass(frozen=True, eq=False)
+class LocalGraph:
+    """The edges of this step: those candidates with r < cutoff.
+
+    Attributes:
+        topology: owners, candidates, plan.
+        receiver, sender: (E,) local rows.
+        shift: (E, 3) whole cell vectors.
+        vectors: (E, 3) float64, x_sender - x_receiver with images, A.
+    """
+
+    topology: Topology
+    receiver: Tensor
+    sender: Tensor
+    shift: Tensor
+    vectors: Tensor
+
+
+class GraphBuilder:
+    """Keeps a `Topology` while it is valid and filters its candidates at each step.
+
+    Args:
+        comm: the ranks.
+        partitioner: gives owners.
+        cutoff: of the model, A.
+        skin: A.
+        search_cutoff: where candidates are searched, before the skin is added; at least ``cutoff``.
+        report_phase: called with ``"partition"`` and ``"plan"`` when these begin.
+
+    Every rank is given the same positions; the decision to rebuild is made on them, so that all agree without a
+    message.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        partitioner: SpatialPartitioner,
+        cutoff: float,
+        skin: float,
+        search_cutoff: float | None = None,
+        report_phase: Callable[[str], None] = lambda phase: None,
+    ) -> None:
+        self.comm, self.partitioner, self.cutoff, self.skin = comm, partitioner, cutoff, skin
+        self.search_cutoff = max(cutoff, search_cutoff or 0.0) + skin
+        self.report_phase = report_phase
+        self.n_builds = 0
+        self._topology: Topology | None = None
+        self._reference: tuple[Tensor, ...] = ()
+
+    def update(self, batch: Batch) -> LocalGraph:
+        """The graph of this rank for ``batch``, which is the same on every rank and on this rank's device."""
+        if not self._still_valid(batch):
+            self._topology = self._build(batch)
+            self._reference = tuple(t.clone() for t in self._key(batch))
+            self.n_builds += 1
+        return self._filter(self._topology, batch.positions)
+
+    @staticmethod
+    def _key(batch: Batch) -> tuple[Tensor, ...]:
+        return batch.positions.detach(), batch.cell, batch.pbc, batch.atomic_numbers, batch.batch
+
+    def _still_valid(self, batch: Batch) -> bool:
+        if self._topology is None or self.skin == 0:
+            return False
+        old, new = self._reference, self._key(batch)
+        if any(a.shape != b.shape for a, b in zip(old, new, strict=True)):
+            return False
+        if not all(torch.equal(a, b) for a, b in zip(old[1:], new[1:], strict=True)):
+            return False
+        moved = (new[0] - old[0]).square().sum(1)
+        return not moved.numel() or bool(moved.max() <= (0.5 * self.skin) ** 2)
+
+    def _filter(self, topology: Topology, positions: Tensor) -> LocalGraph:
+        x = positions.detach().index_select(0, topology.rows)
+        vectors = x.index_select(0, topology.sender) - x.index_select(0, topology.receiver) + topology.shift_vector
+        near = (vectors.square().sum(1) < self.cutoff**2).nonzero().squeeze(1)
+        return LocalGraph(
+            topology,
+            topology.receiver.index_select(0, near),
+            topology.sender.index_select(0, near),
+            topology.shift.index_select(0, near),
+            vectors.index_select(0, near),
+        )
+
+    def _build(self, batch: Batch) -> Topology:
+        self.report_phase("partition")
+        positions = batch.positions.detach().cpu().numpy()
+        cells, pbc = batch.cell.cpu().numpy(), batch.pbc.cpu().numpy()
+        system = batch.batch.cpu().numpy()
+        members = [np.flatnonzero(system == k) for k in range(batch.n_systems)]
+        owner = np.zeros(len(positions), np.int64)
+        for k, atoms in enumerate(members):
+            owner[atoms] = self.partitioner.assign(positions[atoms], cells[k], pbc[k])
+        self.report_phase("plan")
+        receiver, sender, shift, shift_vector = [], [], [], []
+        for k, atoms in enumerate(members):
+            mine = np.flatnonzero(owner[atoms] == self.comm.rank)
+            edges = edges_within(positions[atoms], cells[k], pbc[k], self.search_cutoff, mine)
+            receiver.append(atoms[edges.receiver])
+            sender.append(atoms[edges.sender])
+            shift.append(edges.shift)
+            shift_vector.append(edges.shift @ cells[k])
+        join = np.concatenate
+        return self._localise(system, owner, join(receiver), join(sender), join(shift), join(shift_vector))
+
+    def _localise(self, system, owner, receiver, sender, shift, shift_vector) -> Topology:
+        """From global ids to local rows, and the plan."""
+        rank, device = self.comm.rank, self.comm.device
+        ids = np.flatnonzero(owner == rank)
+        row_at_owner = _rows_at_owner(owner, self.comm.size)
+        halo = np.unique(sender[owner[sender] != rank])
+        halo = halo[np.argsort(owner[halo], kind="stable")]
+        n_phantom = int(len(ids) == 0)
+        rows = np.concatenate([ids, halo]) if not n_phantom else np.zeros(1, np.int64)
+        n_owned = len(ids) + n_phantom
+        local = np.full(len(owner), -1, np.int64)
+        local[ids] = np.arange(len(ids))
+        local[halo] = n_owned + np.arange(len(halo))
+        plan = ExchangePlan.build(
+            self.comm, n_owned, torch.from_numpy(owner[halo]), torch.from_numpy(row_at_owner[halo]), "atoms"
+        )
+        put = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        return Topology(
+            ids=put(ids),
+            rows=put(rows),
+            n_phantom=n_phantom,
+            receiver=put(local[receiver]),
+            sender=put(local[sender]),
+            shift=put(shift),
+            shift_vector=put(shift_vector),
+            system=put(system[rows[:n_owned]]),
+            plan=plan,
+        )
+
+
+def _rows_at_owner(owner: np.ndarray, n_ranks: int) -> np.ndarray:
+    """(N,) the row that each atom has on the rank that owns it, where rows are in the order of global ids."""
+    order = np.argsort(owner, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n_ranks))])
+    row = np.empty(len(owner), np.int64)
+    row[order] = np.arange(len(owner)) - starts[owner[order]]
+    return row

@@ -1,0 +1,214 @@
+"""`DistributedModel`: a single-process wrapper, evaluated over ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from nvdd.cells import volume
+from nvdd.config import DomainConfig, StrategyKind
+from nvdd.data import Batch
+from nvdd.errors import DistributedOpError, InputError
+from nvdd.model_config import EdgeLayout, NeighborListFormat
+from nvdd.partition import SpatialPartitioner
+from nvdd.policy import HaloStoragePolicy
+from nvdd.roles import ShardMeta
+from nvdd.runtime.graph import GraphBuilder
+from nvdd.runtime.leaves import EdgeVectorLeaf, PositionLeaf
+from nvdd.runtime.outputs import DistributedOutputs, Energy, check_roles, sum_systems
+from nvdd.shard_tensor import to_local
+from nvdd.specs import ForceStrategy, MLIPSpec, OutputKind, Reduce
+from torch import Tensor
+
+
+class DistributedModel:
+    """Evaluates a model wrapper on the ranks of ``config.mesh``.
+
+    Args:
+        wrapper: a `BaseModelMixin` module on this rank's device. Its code is single-process code.
+        config: how the run is divided.
+        spec: how the model is distributed; None for ``wrapper.distribution_spec``.
+        report_phase: called with the name of each phase as it begins.
+
+    Example::
+
+        model = DistributedModel(LennardJonesModelWrapper(epsilon=0.0104, sigma=3.4), DomainConfig(mesh=mesh))
+        out = model(Batch.from_atoms(atoms))  # the same batch on every rank
+        out["energy"], out.ids, out["forces"]  # forces of the atoms that this rank owns
+    """
+
+    def __init__(
+        self,
+        wrapper: Any,
+        config: DomainConfig | None = None,
+        spec: MLIPSpec | None = None,
+        report_phase: Callable[[str], None] | None = None,
+    ) -> None:
+        self.wrapper, self.config = wrapper, config or DomainConfig()
+        self.comm = self.config.communicator()
+        self.spec = spec if spec is not None else resolve_spec(wrapper, self.config.strategy)
+        self.timings: dict[str, float] = {}
+        self._report_phase = report_phase or (lambda phase: None)
+        self._check_spec()
+        neighbors = wrapper.model_config.neighbor_config
+        if neighbors is None:
+            raise InputError(f"{type(wrapper).__name__}.model_config has no neighbor_config, so its cutoff is unknown")
+        if neighbors.format is not NeighborListFormat.COO:
+            raise InputError(
+                f"{type(wrapper).__name__} wants neighbours as {neighbors.format.value}; only 'coo' is distributed"
+            )
+        if self.config.cutoff is not None and self.config.cutoff < neighbors.cutoff:
+            raise InputError(
+                f"DomainConfig.cutoff {self.config.cutoff} A is less than the model's cutoff {neighbors.cutoff} A; leave it out"
+            )
+        self.layout: EdgeLayout = getattr(wrapper, "edge_layout", EdgeLayout())
+        partitioner = SpatialPartitioner(self.comm.size, self.config.grid_dims, self.config.balance)
+        self.graphs = GraphBuilder(
+            self.comm, partitioner, neighbors.cutoff, self.config.skin, self.config.cutoff, self._phase
+        )
+        if hasattr(wrapper, "distributed_setup"):
+            wrapper.distributed_setup(self)
+
+    def _check_spec(self) -> None:
+        if self.spec is None:
+            raise InputError(
+                f"{type(self.wrapper).__name__} declares no distribution_spec; return a preset from it (SPEC_MPNN_HALO suits "
+                "message-passing models) or pass spec="
+            )
+        policy = self.spec.distribution.policy
+        if not isinstance(policy, HaloStoragePolicy) or not policy.fetches:
+            raise InputError(f"this version distributes HaloStoragePolicy('local', 'halo_fetch'), not {policy}")
+
+    @property
+    def available_outputs(self) -> set[str]:
+        """Names that a call can be asked for."""
+        names = {"energy", "forces", "stress", "virial"}
+        if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS:
+            names |= {"stresses"}
+        return names | set(self.wrapper.model_config.outputs)
+
+    def _phase(self, name: str | None) -> None:
+        now = time.perf_counter()
+        if self._current is not None:
+            self.timings[self._current] = self.timings.get(self._current, 0.0) + now - self._since
+        self._current, self._since = name, now
+        if name is not None:
+            self._report_phase(name)
+
+    _current: str | None = None
+    _since: float = 0.0
+
+    def __call__(
+        self, batch: Batch, outputs: Iterable[str] = ("energy", "forces"), create_graph: bool = False
+    ) -> DistributedOutputs:
+        """Energy and derivatives of ``batch``, which every rank gives alike.
+
+        Args:
+            batch: plain tensors; all atoms of all systems.
+            outputs: names out of `available_outputs`.
+            create_graph: keep the autograd graph, to differentiate the outputs again.
+
+        Returns:
+            Per-system values, and per-atom values of the atoms that this rank owns.
+
+        Raises:
+            DistributedOpError: the model does something whose meaning over ranks is unknown.
+        """
+        wanted = set(outputs)
+        unknown = wanted - self.available_outputs
+        if unknown:
+            raise InputError(f"outputs {sorted(unknown)} are not among {sorted(self.available_outputs)}")
+        self.timings = {}
+        with torch.inference_mode(False), torch.enable_grad():
+            self._phase("edges")
+            batch = batch.to(self.comm.device)
+            graph = self.graphs.update(batch)
+            meta = ShardMeta(
+                graph.topology.plan, batch.n_systems, graph.topology.n_phantom, self.spec.distribution.policy
+            )
+            self._phase("edges")
+            leaf_type = EdgeVectorLeaf if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS else PositionLeaf
+            leaf = leaf_type(batch, graph, meta, self.layout, self.wrapper.dtype)
+            self._phase("forward")
+            raw = self.wrapper(leaf.batch)
+            meta.settle()
+            check_roles(raw, self.spec, meta)
+            energy = Energy.of(raw, self.spec, meta, graph.topology.system)
+            self._phase("backward")
+            derived = self._derive(leaf, energy, raw, wanted, create_graph)
+            self._phase("consolidate")
+            values = self._consolidate(batch, meta, graph.topology.system, raw, energy, derived, wanted)
+            if not create_graph:
+                values = {name: value.detach() for name, value in values.items()}
+            self._phase(None)
+            return DistributedOutputs(graph.topology.ids, values, meta.n_halo, graph.receiver.shape[0])
+
+    def _derive(self, leaf, energy: Energy, raw, wanted: set[str], create_graph: bool) -> dict[str, Tensor]:
+        names = set()
+        if "forces" in wanted and "forces" not in raw:
+            names.add("forces")
+        if wanted & {"stress", "virial"} and "stress" not in raw:
+            names.add("virial")
+        if "stresses" in wanted and "stresses" not in raw:
+            names.add("virials")
+        if not names:
+            return {}
+        if self.spec.force_strategy in (ForceStrategy.DIRECT, ForceStrategy.MODEL_INTERNAL):
+            raise DistributedOpError(
+                f"the spec says that the model itself returns forces ({self.spec.force_strategy.value}), but it returned "
+                f"{sorted(raw)}; asked for: {sorted(wanted)}"
+            )
+        if not energy.differentiated.requires_grad:
+            raise DistributedOpError(
+                "the energy does not depend on the geometry that the model was given: it was computed under no_grad or "
+                "from detached tensors, or not from data.edge_vectors (EDGE_VECTORS) or data.positions (POSITIONS)"
+            )
+        return leaf.derive(energy.differentiated, names, create_graph)
+
+    def _consolidate(
+        self, batch, meta, system: Tensor, raw, energy: Energy, derived, wanted: set[str]
+    ) -> dict[str, Tensor]:
+        shares = {"energy": energy.by_system}
+        if "virial" in derived:
+            shares["virial"] = derived["virial"]
+        for name, spec in self.spec.outputs.items():
+            if name in raw and name in wanted and spec.reduce is Reduce.ALL_REDUCE and name != "energy":
+                shares[name] = to_local(raw[name]).to(torch.float64)
+        values = sum_systems(shares, meta)
+        volumes = torch.tensor([volume(c) for c in batch.cell.cpu().numpy()], dtype=torch.float64, device=batch.device)
+        if "virial" in values and "stress" in wanted:
+            _require_volume(volumes)
+            values["stress"] = values["virial"] / volumes[:, None, None]
+        if "virial" not in wanted:
+            values.pop("virial", None)
+        if "energies" in wanted:
+            if energy.by_atom is None:
+                raise InputError("this model gives no per-atom energies")
+            values["energies"] = energy.by_atom
+        if "forces" in derived:
+            values["forces"] = derived["forces"][: meta.n_counted]
+        if "virials" in derived:
+            _require_volume(volumes)
+            values["stresses"] = derived["virials"][: meta.n_counted] / volumes[system[: meta.n_counted], None, None]
+        for name in wanted - set(values):
+            values[name] = self._as_returned(name, raw, meta)
+        return values
+
+    def _as_returned(self, name: str, raw, meta: ShardMeta) -> Tensor:
+        if name not in raw:
+            raise InputError(f"the model did not return {name!r}; it returned {sorted(raw)}")
+        value = to_local(raw[name]).to(torch.float64)
+        return value[: meta.n_counted] if self.spec.outputs[name].kind is OutputKind.PER_NODE else value
+
+
+def _require_volume(volumes: Tensor) -> None:
+    if bool((volumes == 0).any()):
+        raise InputError("stress needs a cell with three independent vectors; ask for 'virial' instead")
+
+
+def resolve_spec(wrapper: Any, strategy: StrategyKind) -> MLIPSpec | None:
+    """The spec of a wrapper: ``distribution_spec`` may be a method, a property or an attribute."""
+    declared = getattr(wrapper, "distribution_spec", None)
+    return declared(strategy) if callable(declared) else declared

@@ -1,0 +1,124 @@
+"""From a model's outputs on each rank to global ones: checks that roles are as declared, then combines.
+
+This is the second lock. Scripted code can lose roles on the way, so what arrives must be what the spec says: a
+per-system value is known to be summed over ranks or declared as a share, a per-atom value has a row for each
+owned atom. Anything else would be a wrong number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from nvdd.errors import DistributedOpError
+from nvdd.exchange import sum_over_ranks
+from nvdd.roles import Role, ShardMeta
+from nvdd.shard_tensor import ShardTensor, to_local
+from nvdd.specs import MLIPSpec, OutputKind, Reduce
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class DistributedOutputs(Mapping):
+    """Outputs of one evaluation on this rank; a mapping by name.
+
+    Attributes:
+        ids: (n,) global ids of the atoms that this rank owns, ascending: the rows of per-atom outputs.
+        values: ``energy`` (n_systems,) eV and ``stress`` (n_systems, 3, 3) eV/A^3, the same on every rank;
+            ``energies`` (n,) eV, ``forces`` (n, 3) eV/A, ``stresses`` (n, 3, 3) eV/A^3 of the owned atoms; what
+            else the model returns. All float64.
+        n_halo, n_edges: remote rows that this rank read, and edges that it computed.
+    """
+
+    ids: Tensor
+    values: dict[str, Tensor]
+    n_halo: int = 0
+    n_edges: int = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def check_roles(outputs: Mapping[str, Tensor], spec: MLIPSpec, meta: ShardMeta) -> None:
+    """Raises DistributedOpError where an output is not what the spec declares."""
+    for name, value in outputs.items():
+        if not isinstance(value, Tensor):
+            continue
+        declared = spec.outputs.get(name)
+        kind = declared.kind if declared else OutputKind.UNKNOWN
+        role = getattr(value, "_role", None)
+        label = f"output {name!r} of shape {tuple(value.shape)}"
+        if kind is OutputKind.PER_NODE:
+            if role not in (None, Role.OWNED):
+                raise DistributedOpError(f"{label} is declared PER_NODE but is {role.value}")
+            if value.shape[:1] != (meta.n_owned,):
+                raise DistributedOpError(f"{label} is declared PER_NODE but this rank owns {meta.n_owned} atoms")
+        elif kind is OutputKind.PER_GRAPH and declared.reduce is not Reduce.ALL_REDUCE:
+            if role is not Role.SYSTEM and meta.comm.size > 1:
+                raise DistributedOpError(
+                    f"{label} is declared PER_GRAPH, but it is not known to be summed over ranks (its role was lost, "
+                    "perhaps in scripted code). Return per-atom energies and let the framework sum them, or declare "
+                    "it as this rank's share: OutputSpec(OutputKind.PER_GRAPH, Reduce.ALL_REDUCE)"
+                )
+        elif kind is OutputKind.UNKNOWN and meta.comm.size > 1:
+            raise DistributedOpError(
+                f"{label} is not declared in the model's spec, so it is unknown how ranks combine it; add it to "
+                "MLIPSpec(outputs={...})"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Energy:
+    """The energy of one forward.
+
+    Attributes:
+        differentiated: scalar, this rank's seed: the derivative of the global energy is the sum over ranks of the
+            derivatives of these (through the adjoints of the exchanges).
+        by_system: (n_systems,) float64, this rank's share.
+        by_atom: (n_counted,) float64, or None.
+    """
+
+    differentiated: Tensor
+    by_system: Tensor
+    by_atom: Tensor | None
+
+    @classmethod
+    def of(cls, outputs: Mapping[str, Tensor], spec: MLIPSpec, meta: ShardMeta, system: Tensor) -> Energy:
+        """From per-atom ``energies`` if the model gives them, else from ``energy``."""
+        if "energies" in outputs:
+            energies = to_local(outputs["energies"])
+            if energies.numel() != meta.n_owned:
+                raise DistributedOpError(
+                    f"energies of shape {tuple(energies.shape)} are not one number an atom ({meta.n_owned} owned)"
+                )
+            energies = energies.reshape(-1)[: meta.n_counted].to(torch.float64)
+            share = energies.new_zeros(meta.n_systems).index_add(0, system[: meta.n_counted], energies)
+            return cls(energies.sum(), share, energies)
+        if "energy" not in outputs:
+            raise DistributedOpError(f"the model returned {sorted(outputs)}: neither 'energies' nor 'energy'")
+        energy = to_local(outputs["energy"]).reshape(-1).to(torch.float64)
+        if energy.shape != (meta.n_systems,):
+            raise DistributedOpError(f"energy has shape {tuple(outputs['energy'].shape)} for {meta.n_systems} systems")
+        replicated = (
+            isinstance(outputs["energy"], ShardTensor) and spec.outputs["energy"].reduce is not Reduce.ALL_REDUCE
+        )
+        # a value that all ranks have alike is counted by one of them
+        share = energy if not replicated or meta.comm.rank == 0 else torch.zeros_like(energy)
+        return cls(energy.sum(), share, None)
+
+
+def sum_systems(parts: dict[str, Tensor], meta: ShardMeta) -> dict[str, Tensor]:
+    """Sums per-system shares over ranks, all in one message."""
+    if not parts:
+        return {}
+    flat = [p.reshape(meta.n_systems, -1) for p in parts.values()]
+    total = sum_over_ranks(torch.cat(flat, 1), meta.comm, "per-system outputs")
+    pieces = total.split([f.shape[1] for f in flat], 1)
+    return {name: piece.reshape(part.shape) for (name, part), piece in zip(parts.items(), pieces, strict=True)}

@@ -1,0 +1,114 @@
+"""`ShardTensor`: a tensor that knows what its rows stand for. What an op means for it is registered elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from nvdd.roles import Role, ShardMeta
+from torch import Tensor
+
+
+class ShardTensor(Tensor):
+    """A view of a plain tensor with a role and the partition that it belongs to (no copy).
+
+    Model code never makes one: it gets index tensors and per-atom inputs that are ShardTensors, and torch calls
+    `nvdd.dispatch` for each operation on them.
+    """
+
+    _role: Role
+    _meta: ShardMeta
+    _row_dim: int
+    _rows: str
+    _sender_at: int
+
+    @staticmethod
+    def wrap(
+        tensor: Tensor,
+        *,
+        role: Role = Role.OWNED,
+        meta: ShardMeta,
+        spec: Any = None,
+        config: Any = None,
+        n_systems: int | None = None,
+        row_dim: int = 0,
+        rows: str = "atom",
+        sender_at: int = 1,
+    ) -> ShardTensor:
+        """Gives a tensor a role.
+
+        Args:
+            tensor: plain tensor; the result shares its memory and its place in the autograd graph.
+            role: what it is.
+            meta: the partition.
+            spec: an MLIPSpec whose policy differs from ``meta.policy``.
+            config: accepted for symmetry with the other entry points; the ranks come from ``meta``.
+            n_systems: number of systems if ``meta`` was made for another.
+            row_dim: dimension that counts the rows (atoms or edges).
+            rows: for SYSTEM_INDEX: whether there is one entry for each ``"atom"`` or ``"edge"``.
+            sender_at: for EDGE_INDEX: where in the pair the sender is.
+        """
+        if spec is not None or n_systems is not None:
+            policy = spec.distribution.policy if spec is not None else meta.policy
+            meta = ShardMeta(meta.plan, n_systems or meta.n_systems, meta.n_phantom, policy)
+        return promote(tensor, role, meta, row_dim, rows, sender_at)
+
+    @property
+    def role(self) -> Role:
+        """What the tensor is."""
+        return self._role
+
+    @property
+    def meta(self) -> ShardMeta:
+        """The partition that it belongs to."""
+        return self._meta
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return _dispatch(func, args, kwargs or {})
+
+    def __repr__(self, **kwargs) -> str:
+        return f"ShardTensor({self._role.name}, {to_local(self)!r})"
+
+    def __deepcopy__(self, memo):
+        return like(to_local(self).detach().clone(), self)
+
+
+def promote(
+    tensor: Tensor, role: Role, meta: ShardMeta, row_dim: int = 0, rows: str = "atom", sender_at: int = 1
+) -> ShardTensor:
+    """`ShardTensor.wrap` for handlers: no checks."""
+    with torch._C.DisableTorchFunctionSubclass():
+        out = tensor.as_subclass(ShardTensor)
+    out._role, out._meta, out._row_dim, out._rows, out._sender_at = role, meta, row_dim, rows, sender_at
+    return out
+
+
+def like(tensor: Tensor, model: ShardTensor, row_dim: int | None = None, role: Role | None = None) -> ShardTensor:
+    """``tensor`` with the role and partition of ``model``."""
+    return promote(
+        tensor,
+        model._role if role is None else role,
+        model._meta,
+        model._row_dim if row_dim is None else row_dim,
+        model._rows,
+        model._sender_at,
+    )
+
+
+def to_local(value: Any) -> Any:
+    """The plain tensor behind a ShardTensor; anything else unchanged.
+
+    In a wrapper: says that what follows is meant to be local (row-wise work on owned atoms).
+    """
+    if isinstance(value, ShardTensor):
+        with torch._C.DisableTorchFunctionSubclass():
+            return value.as_subclass(Tensor)
+    return value
+
+
+def _dispatch(func, args, kwargs):
+    from nvdd.dispatch import dispatch
+
+    globals()["_dispatch"] = dispatch  # resolved once: dispatch imports this module
+    return dispatch(func, args, kwargs)

@@ -1,0 +1,15 @@
+"""nvdd from ASE: a drop-in calculator and the ``nvdd`` command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["NVDDCalculator"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "NVDDCalculator":
+        from nvdd_ase.calculator import NVDDCalculator
+
+        return NVDDCalculator
+    raise AttributeError(f"module 'nvdd_ase' has no attribute {name!r}")

@@ -1,0 +1,320 @@
+"""The `nvdd` command: dynamics, relaxation and single points of any structure that ASE reads.
+
+Torch, ASE and the models are imported inside the commands, so that help and mistyped input answer at once.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nvdd_ase import cli_input as given
+from nvdd_ase import cli_report as report
+from nvdd_ase.cli_options import (
+    Debug,
+    Device,
+    Dtype,
+    File,
+    Index,
+    Model,
+    Options,
+    Plot,
+    Pressure,
+    Ranks,
+    Skin,
+)
+from nvdd_ase.cli_progress import step_progress
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+    from nvdd_ase.md import MDStep
+    from nvdd_ase.relax import RelaxStep
+
+app = typer.Typer(
+    name="nvdd",
+    help="Machine-learning interatomic potentials over many ranks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Entry point of the `nvdd` script."""
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from nvdd import __version__
+
+        typer.echo(f"nvdd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@contextmanager
+def _calculator(
+    model: str, options: dict[str, Any], ranks: int, device: str | None, dtype: str | None, skin: float
+) -> Iterator[Any]:
+    """The calculator, its start announced; closed at the end."""
+    from nvdd_ase import NVDDCalculator
+
+    start = time.perf_counter()
+    with NVDDCalculator(
+        model, ranks=ranks, device=device, dtype=dtype, skin=skin, model_options=options
+    ) as calculator:
+        seconds = time.perf_counter() - start
+        report.say(f"model       {model}, {ranks} rank{'s' * (ranks > 1)}, ready in {seconds:.1f} s")
+        yield calculator
+
+
+@app.command()
+@report.readable_errors
+def md(
+    file: File,
+    model: Model,
+    option: Options = None,
+    ranks: Ranks = 1,
+    device: Device = None,
+    dtype: Dtype = None,
+    skin: Skin = 0.5,
+    ensemble: Annotated[str, typer.Option(metavar="nve|langevin|nvt|npt")] = "nve",
+    temperature: Annotated[float, typer.Option(help="K, of thermostat and drawn velocities.")] = 300.0,
+    pressure: Pressure = 0.0,
+    timestep: Annotated[float, typer.Option(help="fs.")] = 1.0,
+    friction: Annotated[float, typer.Option(help="1/fs, of langevin.")] = 0.01,
+    steps: Annotated[int, typer.Option(help="Number of steps.")] = 1000,
+    interval: Annotated[
+        int, typer.Option(help="Write a frame and a line of the log every so many steps.")
+    ] = 10,
+    cell: Annotated[bool, typer.Option("--cell", help="npt: let the shape of the cell change too.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Of velocities and noise; by default drawn.")] = None,
+    index: Index = "-1",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Trajectory, .extxyz or .traj; the log goes beside it."),
+    ] = None,
+    plot: Plot = None,
+    debug: Debug = False,
+) -> None:
+    """Run molecular dynamics; writes a trajectory and a log (CSV)."""
+    from nvdd_ase.frames import TRAJECTORY_SUFFIXES
+    from nvdd_ase.md import MDSettings, prepare_velocities, run_md
+    from nvdd_ase.plots import check_plot, plot_md
+
+    options = given.parse_options(option or [])
+    given.check_calculator_options(ranks, dtype, skin)
+    given.check_count("steps", steps, 0)
+    given.check_count("interval", interval, 1)
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    settings = MDSettings(ensemble, temperature, pressure, timestep, friction, seed, cell)
+    atoms = given.read_structure(file, index)
+    settings.check_structure(atoms)
+    output = output or Path(f"{file.stem}-md.extxyz")
+    log = output.with_suffix(".csv")
+    given.check_output("--output", output, file, TRAJECTORY_SUFFIXES)
+    given.check_output("log", log, file)
+    if plot:
+        check_plot(plot)
+        given.check_output("--plot", plot, file)
+
+    report.say(f"structure   {file}: {len(atoms)} atoms, {atoms.get_chemical_formula()}")
+    report.say(f"velocities  {prepare_velocities(atoms, settings)}")
+    if ensemble == "langevin":
+        report.say(f"noise       seed {seed}")
+    with _calculator(model, options, ranks, device, dtype, skin) as calculator:
+        atoms.calc = calculator
+        atoms.get_forces()  # the first call loads and compiles: not part of the speed
+        start = time.perf_counter()
+        with step_progress(ensemble, steps, report.err) as progress:
+            records = run_md(
+                atoms,
+                settings,
+                steps,
+                interval=interval,
+                trajectory=output,
+                log=log,
+                on_step=lambda now: progress(
+                    now.step, f"T {now.temperature_K:.0f} K  E {now.etot_eV:.4f} eV"
+                ),
+            )
+        seconds = time.perf_counter() - start
+    _print_md_summary(records, seconds)
+    report.say(f"trajectory  {output}")
+    report.say(f"log         {log}")
+    if plot:
+        plot_md(records, plot, title=f"{file.name}, {model}, {ensemble}")
+        report.say(f"plot        {plot}")
+
+
+def _print_md_summary(records: list[MDStep], seconds: float) -> None:
+    first, last = records[0], records[-1]
+    mean = sum(record.temperature_K for record in records) / len(records)
+    done = f"{last.step} steps, {last.time_fs:g} fs, in {seconds:.1f} s"
+    if last.step:
+        done += f": {last.time_fs * 1e-6 / seconds * 86400:.3g} ns/day"
+    report.say(f"done        {done}")
+    report.say(
+        f"energy      {last.etot_eV:.6f} eV in all, {last.etot_eV - first.etot_eV:+.6f} eV since the start; "
+        f"mean T {mean:.1f} K"
+    )
+
+
+@app.command()
+@report.readable_errors
+def relax(
+    file: File,
+    model: Model,
+    option: Options = None,
+    ranks: Ranks = 1,
+    device: Device = None,
+    dtype: Dtype = None,
+    skin: Skin = 0.5,
+    fmax: Annotated[float, typer.Option(help="Largest force to leave, in eV/A.")] = 0.05,
+    steps: Annotated[int, typer.Option(help="Most steps to take.")] = 500,
+    optimizer: Annotated[str, typer.Option(metavar="fire|lbfgs|bfgs")] = "fire",
+    cell: Annotated[bool, typer.Option("--cell", help="Relax the cell too.")] = False,
+    pressure: Pressure = 0.0,
+    interval: Annotated[int, typer.Option(help="Print a line every so many steps.")] = 10,
+    index: Index = "-1",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Relaxed structure, in any format that ASE writes.")
+    ] = None,
+    plot: Plot = None,
+    debug: Debug = False,
+) -> None:
+    """Relax the atoms and, with --cell, the cell; exit code 1 if that takes more than --steps."""
+    import ase.io
+
+    from nvdd_ase.frames import snapshot
+    from nvdd_ase.plots import check_plot, plot_relax
+    from nvdd_ase.relax import check_relax
+    from nvdd_ase.relax import relax as run_relax
+
+    options = given.parse_options(option or [])
+    given.check_calculator_options(ranks, dtype, skin)
+    given.check_count("steps", steps, 0)
+    given.check_count("interval", interval, 1)
+    atoms = given.read_structure(file, index)
+    what = {"fmax": fmax, "optimizer": optimizer, "cell": cell, "pressure": pressure}
+    check_relax(atoms, **what)
+    output = output or Path(f"{file.stem}-relaxed.extxyz")
+    given.check_output("--output", output, file)
+    given.check_structure_format(output)
+    if plot:
+        check_plot(plot)
+        given.check_output("--plot", plot, file)
+
+    report.say(f"structure   {file}: {len(atoms)} atoms, {atoms.get_chemical_formula()}")
+    with _calculator(model, options, ranks, device, dtype, skin) as calculator:
+        atoms.calc = calculator
+
+        def print_state(state: RelaxStep) -> None:
+            if state.step % interval == 0 or state.converged or state.step == steps:
+                report.say(f"step {state.step:5d}  energy {state.energy_eV:14.6f} eV  {_residual(state)}")
+
+        history = run_relax(atoms, steps=steps, on_step=print_state, **what)
+        relaxed = snapshot(atoms)
+    ase.io.write(output, relaxed)
+    last = history[-1]
+    report.say(f"structure   {output}")
+    if plot:
+        plot_relax(history, plot, title=f"{file.name}, {model}, {optimizer}")
+        report.say(f"plot        {plot}")
+    if not last.converged:
+        report.complain(
+            f"not converged: {_residual(last)} after {last.step} steps with --fmax {fmax:g}; "
+            f"go on from {output}, or give more --steps"
+        )
+        raise typer.Exit(report.EXIT_NOT_CONVERGED)
+    report.say(f"converged   in {last.step} steps: {_residual(last)}", style="green")
+
+
+def _residual(state: RelaxStep) -> str:
+    stress = "" if state.smax_GPa is None else f", stress {state.smax_GPa:.5f} GPa"
+    return f"max force {state.fmax_eV_per_A:.6f} eV/A{stress}"
+
+
+@app.command()
+@report.readable_errors
+def single(
+    file: File,
+    model: Model,
+    option: Options = None,
+    ranks: Ranks = 1,
+    device: Device = None,
+    dtype: Dtype = None,
+    skin: Skin = 0.5,
+    index: Annotated[str, typer.Option(help="Frame, or range of frames such as 0:100:10.")] = "-1",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Results, as .json or .extxyz.", show_default=False)
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Compute energy, forces and stress; prints a table."""
+    options = given.parse_options(option or [])
+    given.check_calculator_options(ranks, dtype, skin)
+    frames = given.read_structures(file, index)
+    if output:
+        given.check_output("--output", output, file, (".json", ".extxyz", ".xyz"))
+
+    with _calculator(model, options, ranks, device, dtype, skin) as calculator:
+        results, written = _compute(frames, calculator)
+    title = f"{file}, {model}"
+    if len(frames) == 1:
+        report.print_single(title, results[0], written[0].get_chemical_symbols())
+    else:
+        report.print_frames(title, results)
+    if not output:
+        return
+    if output.suffix == ".json":
+        run = {"file": str(file), "index": index, "model": model, "model_options": options, "ranks": ranks}
+        content = [{**run, **result} for result in results]
+        report.write_json(output, content if ":" in index else content[0])
+    else:
+        import ase.io
+
+        ase.io.write(output, written, format="extxyz")
+    report.say(f"results     {output}")
+
+
+def _compute(frames: list[Atoms], calculator: Any) -> tuple[list[dict[str, Any]], list[Atoms]]:
+    from nvdd_ase.frames import snapshot
+
+    results, written = [], []
+    for atoms in frames:
+        atoms.calc = calculator
+        results.append(report.measure(atoms))
+        written.append(snapshot(atoms))
+    return results, written
+
+
+@app.command()
+@report.readable_errors
+def models(debug: Debug = False) -> None:
+    """List the model families, their checkpoints and options."""
+    report.print_models()
+
+
+@app.command()
+@report.readable_errors
+def handlers(debug: Debug = False) -> None:
+    """List what each torch operation means over several ranks."""
+    report.print_handlers()

@@ -1,0 +1,112 @@
+"""What the `nvdd` command is given: structures, KEY=VALUE options, names of files. All raise InputError."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nvdd.errors import InputError
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+DTYPES = ("float32", "float64")
+
+_INTEGER = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_INDEX = re.compile(r"-?\d+|(-?\d+)?:(-?\d+)?(:-?\d+)?")
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """``["sigma=3.4", "shifted=true", "modal=PBE"]`` as a dictionary of numbers, booleans and strings."""
+    options: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not key:
+            raise InputError(f"--option {text!r} is not KEY=VALUE, for example --option cutoff=8.5")
+        if key in options:
+            raise InputError(f"--option {key} is given twice: {options[key]!r} and {value!r}")
+        options[key] = _parse_value(value)
+    return options
+
+
+def _parse_value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
+
+
+def check_count(name: str, value: int, least: int) -> None:
+    """Raises unless the value of an option is at least so large."""
+    if value < least:
+        raise InputError(f"--{name} must be at least {least}, but is {value}")
+
+
+def check_calculator_options(ranks: int, dtype: str | None, skin: float) -> None:
+    """Raises for values that no calculator takes."""
+    check_count("ranks", ranks, 1)
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"unknown --dtype {dtype!r}; choose one of {', '.join(DTYPES)}, or leave it out")
+    if not 0 <= skin < float("inf"):
+        raise InputError(f"--skin must be a length of 0 A or more, but is {skin:g} A")
+
+
+def read_structures(file: Path, index: str) -> list[Atoms]:
+    """The frames of a file that ASE reads: one for ``"-1"``, several for ``"::10"``."""
+    if not _INDEX.fullmatch(index):
+        raise InputError(f"--index {index!r} is neither a number nor a range such as 0:100:10")
+    if not file.exists():
+        raise InputError(f"no such file: {file}")
+    import ase.io
+
+    try:
+        frames = ase.io.read(file, index=index)
+    except (IndexError, StopIteration) as error:
+        raise InputError(f"{file} has no frame {index}") from error
+    except Exception as error:  # each of ASE's readers fails in its own way
+        why = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise InputError(
+            f"cannot read {file} as a structure ({why}); `ase info --formats` lists formats"
+        ) from error
+    frames = frames if isinstance(frames, list) else [frames]
+    if not frames:
+        raise InputError(f"{file} has no frame {index}")
+    for atoms in frames:
+        if len(atoms) == 0:
+            raise InputError(f"{file} has a structure without atoms")
+    return frames
+
+
+def read_structure(file: Path, index: str) -> Atoms:
+    """The one frame that md or relax start from."""
+    if ":" in index:
+        raise InputError(f"--index {index}: this command starts from one frame, so give one number")
+    return read_structures(file, index)[0]
+
+
+def check_output(option: str, path: Path, source: Path, suffixes: Sequence[str] = ()) -> None:
+    """Raises if the file could not be written afterwards, or would replace the input."""
+    if suffixes and path.suffix not in suffixes:
+        raise InputError(f"{option} {path}: the name must end in one of {', '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise InputError(f"{option} {path}: the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise InputError(f"{option} {path} is a folder")
+    if path.exists() and path.samefile(source):
+        raise InputError(f"{option} {path} would replace the input file; choose another name")
+
+
+def check_structure_format(path: Path) -> None:
+    """Raises unless ASE can tell from the name which format to write."""
+    from ase.io.formats import UnknownFileTypeError, filetype, ioformats
+
+    try:
+        known = ioformats[filetype(str(path), read=False)].can_write
+    except (UnknownFileTypeError, KeyError):
+        known = False
+    if not known:
+        raise InputError(f"--output {path}: ASE has no format for that name; use .extxyz, .cif, .vasp, ...")

@@ -1,0 +1,25 @@
+"""Options that several commands of `nvdd` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+File = Annotated[Path, typer.Argument(help="Structure, in any format that ASE reads.", show_default=False)]
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="family:checkpoint, such as sevenn:7net-0, mace:my.model, lj.")
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="KEY=VALUE", help="Option of the model (`nvdd models`); repeatable."),
+]
+Ranks = Annotated[int, typer.Option(help="Number of processes that share the atoms.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, ...; by default the best there is.")]
+Dtype = Annotated[str | None, typer.Option(metavar="float32|float64", help="By default the model's own.")]
+Skin = Annotated[float, typer.Option(help="Margin of the neighbour lists, in A.")]
+Index = Annotated[str, typer.Option(help="Frame of a file with several; -1 is the last.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw the run to this .png, .pdf or .svg file.")]
+Debug = Annotated[bool, typer.Option("--debug", help="On an error, show the traceback too.")]
+Pressure = Annotated[float, typer.Option(help="Pressure, in GPa.")]

@@ -1,0 +1,14 @@
+"""Maps the repository's folders to import names; everything else is in pyproject.toml."""
+
+from setuptools import setup
+
+PACKAGES = {
+    "nvdd": "core",
+    "nvdd.handlers": "core/handlers",
+    "nvdd.runtime": "core/runtime",
+    "nvdd.specs": "specs",
+    "nvdd.models": "models",
+    "nvdd_ase": "nvdd_ase",
+}
+
+setup(packages=list(PACKAGES), package_dir=PACKAGES)

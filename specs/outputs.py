@@ -1,0 +1,31 @@
+"""How one named output of a model is shaped and combined over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class OutputKind(str, Enum):
+    """Shape of an output."""
+
+    PER_NODE = "per_node"  # (n_atoms, ...): owned rows
+    PER_GRAPH = "per_graph"  # (n_systems, ...)
+    GLOBAL = "global"  # the same on every rank already: passed through
+    UNKNOWN = "unknown"  # not declared: refused over several ranks
+
+
+class Reduce(str, Enum):
+    """How an output's value on each rank becomes the global one."""
+
+    NONE = "none"  # PER_NODE: owned rows are final; PER_GRAPH: the value is already summed over ranks
+    ALL_REDUCE = "all_reduce"  # each rank has a share; the framework sums them
+    OWNED_ONLY = "owned_only"  # owned rows are final even under a policy with halo rows
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """Kind and reduction of one output."""
+
+    kind: OutputKind
+    reduce: Reduce = Reduce.NONE

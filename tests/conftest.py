@@ -1,0 +1,34 @@
+"""Fixtures of all tests: a pool of persistent ranks, and the switch for long runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks of a test share two cores
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+import pytest  # noqa: E402
+
+
+def pytest_addoption(parser):
+    parser.addoption("--run-slow", action="store_true", help="also run the tests marked slow (minutes each)")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--run-slow"):
+        skip = pytest.mark.skip(reason="long run; runs with --run-slow")
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Runs functions of test modules on 1 to 4 persistent ranks; see `rank_pool.RankPool`."""
+    from rank_pool import RankPool
+
+    pool = RankPool(4)
+    yield pool
+    pool.close()
