@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+
 from nvdd.errors import CommunicationError
 from nvdd.trace import ExchangeRecord, active_traces
-from torch import Tensor
 
 _OPS = {
     "sum": dist.ReduceOp.SUM,

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from nvdd.model_config import EdgeLayout
 from torch import Tensor
+
+from nvdd.model_config import EdgeLayout
 
 # ASE names of per-atom arrays that have a place of their own in AtomicData
 _OWN_ARRAYS = ("positions", "numbers")

@@ -16,6 +16,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
+
 from nvdd.errors import DistributedOpError
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, to_local

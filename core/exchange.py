@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from nvdd.communicator import Communicator
-from nvdd.plan import ExchangePlan
 from torch import Tensor
 from torch.autograd import Function
+
+from nvdd.communicator import Communicator
+from nvdd.plan import ExchangePlan
 
 
 class _Fetch(Function):

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from vesin import NeighborList
+
 from nvdd.cells import Frame
 from nvdd.data import Batch
 from nvdd.model_config import EdgeLayout
-from vesin import NeighborList
 
 
 class Edges(NamedTuple):

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+
 from nvdd.cells import Frame
 from nvdd.errors import InputError
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from nvdd.communicator import Communicator
 from nvdd.errors import CommunicationError
-from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+import torch
+from torch import Tensor
+
 from nvdd.communicator import Communicator
 from nvdd.plan import ExchangePlan
 from nvdd.policy import HaloStoragePolicy, StoragePolicy
-import torch
-from torch import Tensor
 
 
 class Role(Enum):

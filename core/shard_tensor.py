@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from nvdd.roles import Role, ShardMeta
 from torch import Tensor
+
+from nvdd.roles import Role, ShardMeta
 
 
 class ShardTensor(Tensor):

@@ -6,10 +6,11 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from nvdd.data import AtomicData, Batch
 from nvdd.model_config import EdgeLayout, ModelConfig, NeighborConfig, NeighborListFormat
 from nvdd.specs import MLIPSpec
-from torch import Tensor
 
 __all__ = [
     "AtomicData",

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from nvdd.errors import InputError
 from nvdd.model_config import ModelConfig, NeighborConfig
 from nvdd.models.base import BaseModelMixin, Batch, ModelOutputs
@@ -14,7 +16,6 @@ from nvdd.models.lj_kernel import lj_energies
 from nvdd.models.registry import ModelFamily
 from nvdd.shard_tensor import to_local
 from nvdd.specs import SPEC_LJ_HALO, MLIPSpec
-from torch import Tensor
 
 SHIFTS = ("none", "energy", "smooth")
 MIXINGS = ("geometric", "arithmetic")
@@ -280,9 +281,7 @@ def _pair_coeffs(value: Any, symbols: list[str]) -> dict[tuple[str, str], tuple[
     for key, coeffs in pairs.items():
         pair = tuple(str(key).split("-"))
         if len(pair) != 2 or pair[0] == pair[1] or not set(pair) <= set(symbols):
-            raise InputError(
-                f"lj: pair_coeffs has {key!r}, which is not two different elements of {symbols}; {remedy}"
-            )
+            raise InputError(f"lj: pair_coeffs has {key!r}, which is not two different elements of {symbols}; {remedy}")
         if pair in out or pair[::-1] in out:
             raise InputError(f"lj: pair_coeffs={value!r} has {key!r} twice; leave one out")
         if not isinstance(coeffs, (tuple, list)) or len(coeffs) != 2:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.base import BaseModelMixin, Batch, EdgeLayout, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.registry import ModelFamily
@@ -37,8 +38,7 @@ _REFUSED = {
     "PolarMACE": "its electrostatic energy is made of positions and cell",
     "LAMMPS_MACE": _FOR_LAMMPS,
     "MACEEdgeForcesWrapper": _FOR_LAMMPS,
-    "OptimizedModule": "it is compiled by torch.compile; take the eager module (MACECalculator without "
-    "compile_mode)",
+    "OptimizedModule": "it is compiled by torch.compile; take the eager module (MACECalculator without compile_mode)",
 }
 _UNSCRIPTED = (
     "TorchScript hides the steps at which ranks must exchange features. Take the eager model: MACE's "
@@ -242,8 +242,7 @@ def _find(path_or_name: str | os.PathLike) -> Path:
         if place.is_file():
             return place
     raise InputError(
-        f"MACE model {name!r} is not on this machine, and nvdd downloads nothing: get {url} and put it at "
-        f"{places[-1]}"
+        f"MACE model {name!r} is not on this machine, and nvdd downloads nothing: get {url} and put it at {places[-1]}"
     )
 
 
@@ -268,9 +267,7 @@ def _foundation_models() -> dict[str, tuple[str, list[Path]]]:
 # --- family -------------------------------------------------------------------------------------------------
 
 
-def _build(
-    checkpoint: str | None, *, dtype: torch.dtype | None = None, head: str | int | None = None
-) -> MACEWrapper:
+def _build(checkpoint: str | None, *, dtype: torch.dtype | None = None, head: str | int | None = None) -> MACEWrapper:
     if checkpoint is None:
         raise InputError("'mace' needs a model: mace:FILE.model, or mace:NAME of a foundation model")
     return MACEWrapper.from_checkpoint(checkpoint, head=head, dtype=dtype)
@@ -284,9 +281,7 @@ def _from_calculator(calc: Any) -> MACEWrapper | None:
     if type(calc).calculate is not theirs.MACECalculator.calculate:
         return None  # a subclass with physics of its own
     if len(calc.models) != 1:
-        raise InputError(
-            f"this MACECalculator is a committee of {len(calc.models)} models; nvdd runs one: pass one"
-        )
+        raise InputError(f"this MACECalculator is a committee of {len(calc.models)} models; nvdd runs one: pass one")
     units = (calc.energy_units_to_eV, calc.length_units_to_A)
     if units != (1, 1):
         raise InputError(

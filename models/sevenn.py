@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.registry import ModelFamily
@@ -213,17 +214,14 @@ def _find(name_or_path: str | os.PathLike) -> Path:
             return Path(place)
     url = getattr(const, "CHECKPOINT_DOWNLOAD_LINKS", {}).get(shipped, "its checkpoint")
     raise InputError(
-        f"the weights of {name!r} are not on this machine, and nvdd downloads nothing: get {url} and put it "
-        f"at {cached}"
+        f"the weights of {name!r} are not on this machine, and nvdd downloads nothing: get {url} and put it at {cached}"
     )
 
 
 # --- family -------------------------------------------------------------------------------------------------
 
 
-def _build(
-    checkpoint: str | None, *, dtype: torch.dtype | None = None, modal: str | None = None
-) -> SevenNetWrapper:
+def _build(checkpoint: str | None, *, dtype: torch.dtype | None = None, modal: str | None = None) -> SevenNetWrapper:
     if checkpoint is None:
         raise InputError(f"'sevenn' needs a model: sevenn:FILE, or sevenn: and one of {', '.join(_SHIPPED)}")
     return SevenNetWrapper.from_checkpoint(checkpoint, modal=modal, dtype=dtype)

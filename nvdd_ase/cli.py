@@ -77,9 +77,7 @@ def _calculator(
     from nvdd_ase import NVDDCalculator
 
     start = time.perf_counter()
-    with NVDDCalculator(
-        model, ranks=ranks, device=device, dtype=dtype, skin=skin, model_options=options
-    ) as calculator:
+    with NVDDCalculator(model, ranks=ranks, device=device, dtype=dtype, skin=skin, model_options=options) as calculator:
         seconds = time.perf_counter() - start
         report.say(f"model       {model}, {ranks} rank{'s' * (ranks > 1)}, ready in {seconds:.1f} s")
         yield calculator
@@ -101,9 +99,7 @@ def md(
     timestep: Annotated[float, typer.Option(help="fs.")] = 1.0,
     friction: Annotated[float, typer.Option(help="1/fs, of langevin.")] = 0.01,
     steps: Annotated[int, typer.Option(help="Number of steps.")] = 1000,
-    interval: Annotated[
-        int, typer.Option(help="Write a frame and a line of the log every so many steps.")
-    ] = 10,
+    interval: Annotated[int, typer.Option(help="Write a frame and a line of the log every so many steps.")] = 10,
     cell: Annotated[bool, typer.Option("--cell", help="npt: let the shape of the cell change too.")] = False,
     seed: Annotated[int | None, typer.Option(help="Of velocities and noise; by default drawn.")] = None,
     index: Index = "-1",
@@ -151,9 +147,7 @@ def md(
                 interval=interval,
                 trajectory=output,
                 log=log,
-                on_step=lambda now: progress(
-                    now.step, f"T {now.temperature_K:.0f} K  E {now.etot_eV:.4f} eV"
-                ),
+                on_step=lambda now: progress(now.step, f"T {now.temperature_K:.0f} K  E {now.etot_eV:.4f} eV"),
             )
         seconds = time.perf_counter() - start
     _print_md_summary(records, seconds)
@@ -318,3 +312,7 @@ def models(debug: Debug = False) -> None:
 def handlers(debug: Debug = False) -> None:
     """List what each torch operation means over several ranks."""
     report.print_handlers()
+
+
+if __name__ == "__main__":
+    main()

@@ -69,9 +69,7 @@ def read_structures(file: Path, index: str) -> list[Atoms]:
         raise InputError(f"{file} has no frame {index}") from error
     except Exception as error:  # each of ASE's readers fails in its own way
         why = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise InputError(
-            f"cannot read {file} as a structure ({why}); `ase info --formats` lists formats"
-        ) from error
+        raise InputError(f"cannot read {file} as a structure ({why}); `ase info --formats` lists formats") from error
     frames = frames if isinstance(frames, list) else [frames]
     if not frames:
         raise InputError(f"{file} has no frame {index}")

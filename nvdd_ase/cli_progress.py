@@ -13,9 +13,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
-def step_progress(
-    label: str, total: int, console: Console | None = None
-) -> Iterator[Callable[[int, str], None]]:
+def step_progress(label: str, total: int, console: Console | None = None) -> Iterator[Callable[[int, str], None]]:
     """Gives ``report(step, text)``; shows the step, steps/s, the time left and the text."""
     console = console or Console(stderr=True)
     if not console.is_terminal:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from nvdd.errors import InputError, MissingDependencyError, NvddError, RankError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from nvdd.errors import InputError, MissingDependencyError, NvddError, RankError
 
 if TYPE_CHECKING:
     from ase import Atoms

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from nvdd.errors import InputError, MissingDependencyError, NvddError
 
+from nvdd.errors import InputError, MissingDependencyError, NvddError
 from nvdd_ase.frames import frame_writer, is_bulk, snapshot
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ class MDSettings:
         """Raises InputError where the ensemble has no meaning for the structure."""
         if self.ensemble == "npt" and not is_bulk(atoms):
             raise InputError(
-                "ensemble npt needs a structure that is periodic along all three axes; "
-                f"pbc is {atoms.pbc.tolist()}"
+                f"ensemble npt needs a structure that is periodic along all three axes; pbc is {atoms.pbc.tolist()}"
             )
         if self.ensemble in ("nvt", "npt") and atoms.constraints:
             kinds = ", ".join(sorted({type(c).__name__ for c in atoms.constraints}))
@@ -133,15 +132,12 @@ def make_integrator(atoms: Atoms, settings: MDSettings) -> MolecularDynamics:
     if settings.ensemble == "langevin":
         friction = settings.friction / units.fs
         noise = np.random.default_rng([settings.seed, 1])
-        return Langevin(
-            atoms, timestep, temperature_K=settings.temperature, friction=friction, fixcm=False, rng=noise
-        )
+        return Langevin(atoms, timestep, temperature_K=settings.temperature, friction=friction, fixcm=False, rng=noise)
     try:
         from ase.md.nose_hoover_chain import MTKNPT, IsotropicMTKNPT, NoseHooverChainNVT
     except ImportError as error:
         raise MissingDependencyError(
-            f"ensemble {settings.ensemble} needs an ASE with ase.md.nose_hoover_chain; "
-            "get it with: pip install -U ase"
+            f"ensemble {settings.ensemble} needs an ASE with ase.md.nose_hoover_chain; get it with: pip install -U ase"
         ) from error
     thermostat = {"temperature_K": settings.temperature, "tdamp": _THERMOSTAT_STEPS * timestep}
     if settings.ensemble == "nvt":

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from nvdd.errors import InputError, NvddError
 
+from nvdd.errors import InputError, NvddError
 from nvdd_ase.frames import is_bulk
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ class RelaxStep:
     converged: bool
 
 
-def check_relax(
-    atoms: Atoms, *, fmax: float, optimizer: str, cell: bool = False, pressure: float = 0.0
-) -> None:
+def check_relax(atoms: Atoms, *, fmax: float, optimizer: str, cell: bool = False, pressure: float = 0.0) -> None:
     """Raises InputError for what :func:`relax` cannot do."""
     if optimizer not in OPTIMIZERS:
         raise InputError(f"unknown optimizer {optimizer!r}; choose one of {', '.join(OPTIMIZERS)}")
@@ -40,13 +38,10 @@ def check_relax(
     if not math.isfinite(pressure):
         raise InputError(f"pressure must be a number, not {pressure} GPa")
     if pressure and not cell:
-        raise InputError(
-            f"pressure {pressure:g} GPa does nothing to a fixed cell; relax the cell too (--cell)"
-        )
+        raise InputError(f"pressure {pressure:g} GPa does nothing to a fixed cell; relax the cell too (--cell)")
     if cell and not is_bulk(atoms):
         raise InputError(
-            "relaxing the cell needs a structure that is periodic along all three axes; "
-            f"pbc is {atoms.pbc.tolist()}"
+            f"relaxing the cell needs a structure that is periodic along all three axes; pbc is {atoms.pbc.tolist()}"
         )
 
 

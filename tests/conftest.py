@@ -9,7 +9,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks of a test share two cores
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-import pytest  # noqa: E402
+import pytest
 
 
 def pytest_addoption(parser):

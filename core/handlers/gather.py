@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from nvdd.dispatch import Call, call_site, register
 from nvdd.exchange import broadcast, fetch
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
-from torch import Tensor
 
 _ROW_ROLES = (Role.SENDER, Role.RECEIVER, Role.EDGE_INDEX)
 _MAX_CACHED = 8  # tensors that one forward fetches again are few

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from nvdd.dispatch import Call, register
 from nvdd.handlers.rows import after_broadcast, after_view, positive
 from nvdd.roles import Role

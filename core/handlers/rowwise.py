@@ -11,12 +11,13 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from nvdd.dispatch import Call, register
 from nvdd.exchange import broadcast
 from nvdd.handlers import rows
 from nvdd.roles import Role
 from nvdd.shard_tensor import ShardTensor, promote, to_local
-from torch import Tensor
 
 _EXTRA_POINTWISE = {
     "where", "masked_fill", "broadcast_tensors", "copy", "fill", "zero", "relu6", "softplus", "silu", "gelu", "mish", "selu", "celu", "elu",
@@ -280,7 +281,9 @@ def along_features(call: Call):
 
 
 def _is_plain_index(item: Any) -> bool:
-    return isinstance(item, Tensor) and not isinstance(item, ShardTensor) and item.dim() == 1 and item.dtype == torch.int64
+    return (
+        isinstance(item, Tensor) and not isinstance(item, ShardTensor) and item.dim() == 1 and item.dtype == torch.int64
+    )
 
 
 @register("getitem", when="OWNED or EDGE, other dimensions than rows", does="keeps the role", predicate=_first_has_rows)

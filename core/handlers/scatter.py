@@ -13,11 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from nvdd.dispatch import Call, register
 from nvdd.exchange import fold, sum_over_ranks
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
-from torch import Tensor
 
 _OPS = ("scatter_add", "index_add", "scatter_reduce", "index_reduce", "index_put", "scatter")
 _SUMS = {"sum", "add", "mean"}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from nvdd.dispatch import Call, register
 from nvdd.exchange import sum_over_ranks
 from nvdd.handlers.rows import dims_of
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
-from torch import Tensor
 
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "any", "all", "nansum", "count_nonzero")
 

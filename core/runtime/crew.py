@@ -98,6 +98,8 @@ class Crew:
         return [answers[member.rank] for member in self.members]
 
     def _send(self, member: RankProcess, failed: dict[int, Failure]) -> None:
+        if member.rank in failed:  # so noted while this event waited
+            return
         try:
             done = member.channel.flush()
         except EOFError:
@@ -106,7 +108,7 @@ class Crew:
             self._selector.modify(member.channel, _READ if done else _READ | _WRITE, member)
 
     def _read(self, member: RankProcess, answers: dict[int, Any], failed: dict[int, Failure]) -> None:
-        if member.rank in failed:  # its death was noted while this event waited
+        if member.rank in failed:
             return
         try:
             messages = member.channel.receive()
@@ -120,7 +122,7 @@ class Crew:
                 cause = f"its answer can't be unpickled here ({type(error).__name__}: {error})"
                 answer = Failure(member.rank, self.phase(member.rank), cause)
             if isinstance(answer, Failure):
-                failed[member.rank] = answer
+                self._note(member, answer, failed)
             else:
                 answers[member.rank] = answer[0]
 
@@ -133,12 +135,13 @@ class Crew:
                     self._note_death(member, failed)
 
     def _note_death(self, member: RankProcess, failed: dict[int, Failure]) -> None:
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(member.channel)
-        if member.rank in failed:
-            return
         rank_process.wait([member], _REAP)
-        failed[member.rank] = failures.from_exit(member.rank, self.phase(member.rank), member.process.poll())
+        phase = self.phase(member.rank)
+        self._note(member, failures.from_exit(member.rank, phase, member.process.poll()), failed)
+
+    def _note(self, member: RankProcess, failure: Failure, failed: dict[int, Failure]) -> None:
+        failed[member.rank] = failure
+        self._selector.unregister(member.channel)  # there is nothing more to learn from it
 
     def _timed_out(self, timeout: float, what: str, answers: dict[int, Any]) -> RankError:
         missing = [member for member in self.members if member.rank not in answers]

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from nvdd.communicator import Communicator
 from nvdd.data import Batch
 from nvdd.neighbors import edges_within
 from nvdd.partition import SpatialPartitioner
 from nvdd.plan import ExchangePlan
-from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from nvdd.data import Batch
 from nvdd.exchange import broadcast, fold_packed
 from nvdd.model_config import EdgeLayout
 from nvdd.roles import Role, ShardMeta
 from nvdd.runtime.graph import LocalGraph
 from nvdd.shard_tensor import promote
-from torch import Tensor
 
 
 def _index_pair(graph: LocalGraph, layout: EdgeLayout, meta: ShardMeta) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from nvdd.cells import volume
 from nvdd.config import DomainConfig, StrategyKind
 from nvdd.data import Batch
@@ -20,7 +22,6 @@ from nvdd.runtime.leaves import EdgeVectorLeaf, PositionLeaf
 from nvdd.runtime.outputs import DistributedOutputs, Energy, check_roles, sum_systems
 from nvdd.shard_tensor import to_local
 from nvdd.specs import ForceStrategy, MLIPSpec, OutputKind, Reduce
-from torch import Tensor
 
 
 class DistributedModel:

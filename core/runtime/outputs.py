@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from nvdd.errors import DistributedOpError
 from nvdd.exchange import sum_over_ranks
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, to_local
 from nvdd.specs import MLIPSpec, OutputKind, Reduce
-from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)

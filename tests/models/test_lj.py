@@ -13,14 +13,15 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 from ase.calculators.lj import LennardJones
+from vesin import NeighborList
+
 from nvdd.errors import InputError
 from nvdd.models import load
 from nvdd.models.base import Batch
 from nvdd.models.lj import FAMILY, LennardJonesModelWrapper
 from nvdd.models.lj_kernel import lj_energies, lj_gradient, lj_second
 from nvdd.specs import SPEC_LJ_HALO
-from ..reference import brute_force_lj
-from vesin import NeighborList
+from reference import brute_force_lj
 
 AR = {"epsilon": 0.0104, "sigma": 3.4}
 # for arrays: absolute, in units of their largest element

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
 import sys
 
 import ase.calculators.lj
@@ -12,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
+
+from builders import assert_loads_elsewhere, evaluate, full_stress, make_batch, quartz, random_mace, spy_on
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.base import Batch
 from nvdd.models.mace import FAMILY, MACEWrapper
 from nvdd.models.registry import load
 from nvdd.specs import SPEC_MPNN_HALO
-
-from .builders import evaluate, full_stress, make_batch, quartz, random_mace, spy_on
 
 pytest.importorskip("mace")
 
@@ -53,8 +51,9 @@ def assert_equal(wrapper, atoms: Atoms, calc) -> None:
     np.testing.assert_allclose(mine.energy[0], atoms.get_potential_energy(), rtol=1e-12)
     np.testing.assert_allclose(mine.energies, calc.results["energies"], rtol=1e-12, atol=1e-14)
     assert np.abs(mine.forces - forces).max() <= 1e-11 * np.abs(forces).max() + 1e-14
-    stress = full_stress(atoms)
-    assert np.abs(mine.stress[0] - stress).max() <= 1e-11 * np.abs(stress).max() + 1e-14
+    if atoms.pbc.all():  # MACECalculator enlarges the cell along open axes
+        stress = full_stress(atoms)
+        assert np.abs(mine.stress[0] - stress).max() <= 1e-11 * np.abs(stress).max() + 1e-14
 
 
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS.keys())
@@ -243,7 +242,11 @@ def test_refused_models():
     from mace.modules import models
     from mace.modules.extensions import MACELES
 
-    for cls, why in ((MACELES, "long-range"), (models.EnergyDipolesMACE, "dipoles"), (models.AtomicDipolesMACE, "no energy")):
+    for cls, why in (
+        (MACELES, "long-range"),
+        (models.EnergyDipolesMACE, "dipoles"),
+        (models.AtomicDipolesMACE, "no energy"),
+    ):
         with pytest.raises(InputError, match=f"{cls.__name__}.*{why}"):
             MACEWrapper(cls.__new__(cls))
     with pytest.raises(InputError, match="TorchScript"):
@@ -294,50 +297,9 @@ def test_from_other_calculators():
 
 # --- other processes ----------------------------------------------------------------------------------------
 
-LOAD_ELSEWHERE = """
-import pickle, sys, torch
-from nvdd.models.{family} import FAMILY
-assert FAMILY.from_calculator(object()) is None
-assert not {{"{package}", "e3nn"}} & set(sys.modules), "imported before it was needed"
-folder = sys.argv[1]
-wrapper = torch.load(folder + "/wrapper.pt", weights_only=False)
-loaded = list(sys.modules)
-assert loaded.index("{package}") < loaded.index("e3nn")
-batch = torch.load(folder + "/batch.pt", weights_only=False)
-batch.edge_vectors.requires_grad_(True)
-with open(folder + "/wrapper.pkl", "rb") as file:
-    again = pickle.load(file)
-for model in (wrapper, again):
-    energies = model(batch)["energies"]
-    (gradient,) = torch.autograd.grad(energies.sum(), batch.edge_vectors)
-    expected = torch.load(folder + "/expected.pt")
-    torch.testing.assert_close(energies.detach(), expected["energies"])
-    torch.testing.assert_close(gradient, expected["gradient"])
-"""
-
-
-def assert_loads_elsewhere(wrapper, folder, family: str, package: str) -> None:
-    """The wrapper survives torch.save and pickle; a fresh process gets the same energies and gradient."""
-    import pickle
-
-    batch = make_batch(wrapper, quartz())
-    energies = wrapper(batch)["energies"]
-    (gradient,) = torch.autograd.grad(energies.sum(), batch.edge_vectors)
-    torch.save({"energies": energies.detach(), "gradient": gradient}, folder / "expected.pt")
-    batch._edge_vectors = batch.edge_vectors.detach()
-    torch.save(batch, folder / "batch.pt")
-    torch.save(wrapper, folder / "wrapper.pt")
-    (folder / "wrapper.pkl").write_bytes(pickle.dumps(wrapper))
-    script = LOAD_ELSEWHERE.format(family=family, package=package)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, str(folder)], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
 
 def test_pickle(tmp_path):
-    assert_loads_elsewhere(MACEWrapper(random_mace(zbl=True)), tmp_path, "mace", "mace")
+    assert_loads_elsewhere(MACEWrapper(random_mace(zbl=True)), tmp_path, "mace")
     twin = copy.deepcopy(MACEWrapper(random_mace()))
     assert twin.model is not random_mace()
     assert_equal(twin, quartz(), calculator(random_mace()))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from nvdd.errors import DistributedOpError, InputError
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from nvdd.errors import CommunicationError, DistributedOpError, InputError, NvddError, RankError
 from nvdd.runtime import failures, rank_process
 from nvdd.runtime.local_ranks import LocalRanks

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import torch.distributed as dist
+
 from nvdd.communicator import Communicator
 from nvdd.runtime.local_ranks import LocalRanks
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from ase import Atoms
 from ase.spacegroup import crystal
-from nvdd.data import Batch
 from vesin import NeighborList
+
+from nvdd.data import Batch
 
 
 @cache
@@ -243,3 +249,45 @@ class _WithIndex:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batch, name)
+
+
+# --- other processes ------------------------------------------------------------------------------------------
+
+LOAD_ELSEWHERE = """
+import pickle, sys, torch
+from nvdd.models.{family} import FAMILY
+assert FAMILY.from_calculator(object()) is None
+assert not {{"{family}", "e3nn"}} & set(sys.modules), "imported before it was needed"
+folder = sys.argv[1]
+wrapper = torch.load(folder + "/wrapper.pt", weights_only=False)
+loaded = list(sys.modules)
+assert "mace" not in loaded or loaded.index("mace") < loaded.index("e3nn")
+batch = torch.load(folder + "/batch.pt", weights_only=False)
+batch.edge_vectors.requires_grad_(True)
+with open(folder + "/wrapper.pkl", "rb") as file:
+    again = pickle.load(file)
+for model in (wrapper, again):
+    energies = model(batch)["energies"]
+    (gradient,) = torch.autograd.grad(energies.sum(), batch.edge_vectors)
+    expected = torch.load(folder + "/expected.pt")
+    torch.testing.assert_close(energies.detach(), expected["energies"])
+    torch.testing.assert_close(gradient, expected["gradient"])
+"""
+
+
+def assert_loads_elsewhere(wrapper: Any, folder: Path, family: str) -> None:
+    """The wrapper survives torch.save and pickle; a fresh process gets the same energies and gradient."""
+    batch = make_batch(wrapper, quartz())
+    energies = wrapper(batch)["energies"]
+    (gradient,) = torch.autograd.grad(energies.sum(), batch.edge_vectors)
+    torch.save({"energies": energies.detach(), "gradient": gradient}, folder / "expected.pt")
+    batch._edge_vectors = batch.edge_vectors.detach()
+    torch.save(batch, folder / "batch.pt")
+    torch.save(wrapper, folder / "wrapper.pt")
+    (folder / "wrapper.pkl").write_bytes(pickle.dumps(wrapper))
+    script = LOAD_ELSEWHERE.format(family=family)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(folder)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

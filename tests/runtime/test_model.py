@@ -1,0 +1,107 @@
+"""DistributedModel on 1 to 4 ranks against the models' own single-process calculators, in the user's order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import parity
+
+RANKS = (1, 2, 3, 4)
+LJ_STRUCTURES = (
+    "argon", "triclinic", "left-handed", "unwrapped", "slab", "wire", "tiny cell", "pair", "gas", "bar",
+)  # fmt: skip
+# exchanges in a step that rebuilds nothing
+MOST_EXCHANGES = {"lj": 2, "mace": 5, "mace-l3": 5, "7net-0": 11, "7net-mf-0": 11, "7net-l3i5": 11}
+
+
+def check(ranks, world_size: int, model: str, structure: str, **options) -> list[dict]:
+    """Evaluates, compares and returns what the ranks gave."""
+    parts = ranks.run(world_size, parity.on_rank, model, structure, options)
+    found = parity.assemble(parts, len(parity.structure(structure)))
+    parity.assert_parity(found, parity.reference(model, structure), tight=model not in parity.SEVENN)
+    exchanges = {p["exchanges"] for p in parts}
+    assert len(exchanges) == 1, "ranks must take part in the same exchanges"
+    if world_size == 1:
+        assert exchanges == {0}
+    elif model in MOST_EXCHANGES:
+        assert exchanges.pop() <= MOST_EXCHANGES[model], parts[0]["sites"]
+    assert not parts[0]["setup"], "the second step must build no plan"
+    return parts
+
+
+@pytest.mark.parametrize("skin", (0.5, 1.0))
+@pytest.mark.parametrize("structure", LJ_STRUCTURES)
+@pytest.mark.parametrize("world_size", RANKS)
+def test_lj(ranks, world_size, structure, skin):
+    check(ranks, world_size, "lj", structure, skin=skin)
+
+
+@pytest.mark.parametrize("balance", ("grid", "rcb"))
+@pytest.mark.parametrize("structure", ("triclinic", "slab", "gas", "wire", "unwrapped"))
+@pytest.mark.parametrize("world_size", (3, 4))
+def test_lj_balance(ranks, world_size, structure, balance):
+    check(ranks, world_size, "lj", structure, balance=balance)
+
+
+@pytest.mark.parametrize("grid", ((4, 1, 1), (1, 2, 2), (1, 1, 4)))
+def test_lj_grid_thinner_than_the_cutoff(ranks, grid):
+    check(ranks, 4, "lj", "triclinic", grid_dims=grid)
+
+
+@pytest.mark.parametrize("model", parity.MACE)
+@pytest.mark.parametrize("world_size", RANKS)
+def test_mace(ranks, world_size, model):
+    check(ranks, world_size, model, "quartz", skin=0.5)
+
+
+@pytest.mark.parametrize("structure", ("quartz slab", "quartz unit", "silane-like"))
+@pytest.mark.parametrize("world_size", RANKS)
+def test_mace_structures(ranks, world_size, structure):
+    check(ranks, world_size, "mace-zbl", structure, skin=1.0)
+
+
+@pytest.mark.parametrize("model", ("mace", "mace-zbl-agnesi-3-l3"))
+def test_mace_skin(ranks, model):
+    check(ranks, 3, model, "quartz", skin=1.0)
+
+
+@pytest.mark.parametrize("world_size", RANKS)
+def test_sevennet(ranks, world_size):
+    check(ranks, world_size, "7net-0", "quartz", skin=0.5)
+
+
+@pytest.mark.parametrize("world_size", RANKS)
+def test_sevennet_skin(ranks, world_size):
+    check(ranks, world_size, "7net-0", "quartz unit", skin=1.0)
+
+
+@pytest.mark.parametrize("model", ("7net-mf-0", "7net-l3i5"))
+@pytest.mark.parametrize("world_size", RANKS)
+def test_sevennet_others(ranks, world_size, model):
+    check(ranks, world_size, model, "quartz unit", skin=1.0 if world_size == 2 else 0.5)
+
+
+STRAINED = {"lj": ("triclinic", 1e-4, 1e-6), "mace-zbl": ("quartz unit", 2e-4, 1e-6), "7net-0/float64": ("quartz unit", 1e-4, 1e-6),
+            "7net-0": ("quartz unit", 4e-3, 1e-3)}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", STRAINED)
+def test_stress_by_finite_differences(ranks, model):
+    """All six components on 2 ranks, triclinic: central differences of fourth order in the strain."""
+    structure, h, tolerance = STRAINED[model]
+    atoms = parity.structure(structure)
+    stress = parity.assemble(ranks.run(2, parity.on_rank, model, structure, {}), len(atoms)).stress
+    numeric = np.zeros((3, 3))
+    for a, b in ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1)):
+        derivative = 0.0
+        for steps, weight in ((1, 8 / 12), (2, -1 / 12)):
+            for sign in (1, -1):
+                strain = np.zeros((3, 3))
+                strain[a, b] += 0.5 * sign * steps * h
+                strain[b, a] += 0.5 * sign * steps * h
+                parts = ranks.run(2, parity.on_rank, model, structure, {}, strain)
+                derivative += sign * weight * float(parts[0]["energy"][0]) / h
+        numeric[a, b] = numeric[b, a] = derivative / atoms.get_volume()
+    error = np.abs(numeric - stress).max()
+    assert error <= tolerance * np.abs(stress).max(), (numeric, stress)

@@ -1,0 +1,275 @@
+"""The same evaluation twice: over ranks with nvdd, and in one process with the model's own calculator.
+
+Models and structures have names here, so that a test sends names to the ranks and each rank builds what it needs
+once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.build import bulk, fcc111, molecule
+
+from builders import quartz, random_mace
+from nvdd import Batch, DistributedModel, DomainConfig, dispatch_trace
+from nvdd.communicator import Communicator
+from reference import brute_force_lj
+
+LJ = {"epsilon": {"Ar": 0.0104, "Ne": 0.0031}, "sigma": {"Ar": 3.4, "Ne": 2.8}, "cutoff": 8.5, "mixing": "arithmetic"}
+
+MACE = {
+    "mace": {},
+    "mace-3-layers": {"n_layers": 3},
+    "mace-l3": {"l_max": 3},
+    "mace-zbl": {"zbl": True, "n_layers": 2},
+    "mace-zbl-agnesi-3-l3": {"zbl": True, "n_layers": 3, "l_max": 3, "distance_transform": "Agnesi"},
+}
+SEVENN = {"7net-0": None, "7net-l3i5": None, "7net-mf-0": "PBE"}
+
+
+@cache
+def wrapper(name: str) -> Any:
+    """The model wrapper, built once per process."""
+    if name == "lj":
+        from nvdd.models.lj import LennardJonesModelWrapper
+
+        return LennardJonesModelWrapper(**LJ)
+    if name in MACE:
+        from nvdd.models.mace import MACEWrapper
+
+        return MACEWrapper(random_mace(**MACE[name])).requires_grad_(False)
+    from nvdd.models.sevenn import SevenNetWrapper
+
+    name, _, dtype = name.partition("/")
+    return SevenNetWrapper.from_checkpoint(name, modal=SEVENN[name], dtype=getattr(torch, dtype) if dtype else None)
+
+
+@cache
+def calculator(name: str) -> Any:
+    """The model's own calculator, independent of nvdd."""
+    if name in MACE:
+        from mace.calculators import MACECalculator
+
+        return MACECalculator(models=random_mace(**MACE[name]), device="cpu", default_dtype="float64")
+    from sevenn.calculator import SevenNetCalculator
+
+    return SevenNetCalculator(name, modal=SEVENN[name], device="cpu")
+
+
+def _argon(repeat=(2, 2, 2), stdev=0.15) -> Atoms:
+    atoms = bulk("Ar", "fcc", a=5.26, cubic=True).repeat(repeat)
+    atoms.rattle(stdev, seed=3)
+    atoms.numbers[::5] = 10
+    return atoms
+
+
+def _triclinic() -> Atoms:
+    atoms = _argon((2, 2, 3))
+    atoms.set_cell(atoms.cell.array @ np.array([[1, 0.1, 0.05], [-0.08, 1, 0.2], [0.3, 0, 1.0]]), scale_atoms=True)
+    return atoms
+
+
+def _left_handed() -> Atoms:
+    atoms = _triclinic()
+    return Atoms(atoms.numbers, atoms.positions, cell=atoms.cell.array[[1, 0, 2]], pbc=True)
+
+
+def _unwrapped() -> Atoms:
+    atoms = _triclinic()
+    cells = np.random.default_rng(0).integers(-3, 4, (len(atoms), 3))
+    atoms.positions += cells @ atoms.cell.array
+    return atoms
+
+
+def _slab() -> Atoms:
+    atoms = fcc111("Ar", (3, 3, 3), a=5.26, vacuum=None)
+    atoms.rattle(0.1, seed=5)
+    atoms.numbers[::4] = 10
+    atoms.pbc = (True, True, False)
+    atoms.cell[2] = 0
+    return atoms
+
+
+def _wire() -> Atoms:
+    atoms = _argon((1, 1, 4))
+    atoms.pbc = (False, False, True)
+    atoms.positions += [17.0, -40.0, 3.0]  # outside the cell along the open axes
+    return atoms
+
+
+def _tiny() -> Atoms:
+    atoms = bulk("Ar", "fcc", a=5.26)  # one atom; the cell is smaller than the cutoff
+    atoms.positions += 0.3
+    return atoms
+
+
+def _pair() -> Atoms:
+    return Atoms("Ar2", [(0.2, 0, 0), (4.1, 0.3, -0.2)])
+
+
+def _gas() -> Atoms:
+    atoms = Atoms("Ar6", np.array([[0, 0, 0], [3.7, 0, 0], [30, 0, 0], [30, 3.9, 0], [60, 0, 0], [0, 90, 5.0]]))
+    atoms.set_cell([100, 100, 20])
+    atoms.pbc = True
+    return atoms
+
+
+STRUCTURES = {
+    "argon": _argon,
+    "triclinic": _triclinic,
+    "left-handed": _left_handed,
+    "unwrapped": _unwrapped,
+    "slab": _slab,
+    "wire": _wire,
+    "tiny cell": _tiny,
+    "pair": _pair,
+    "gas": _gas,
+    "bar": lambda: _argon((1, 1, 8)),
+    "quartz": lambda: quartz((2, 2, 1)),
+    "quartz slab": lambda: _open(quartz((2, 2, 1)), 2),
+    "quartz unit": lambda: quartz((1, 1, 1)),
+    "silane-like": lambda: _molecule(),
+}
+
+
+def _open(atoms: Atoms, axis: int) -> Atoms:
+    atoms.pbc[axis] = False
+    return atoms
+
+
+def _molecule() -> Atoms:
+    atoms = molecule("Si2H6")
+    atoms.numbers[atoms.numbers == 1] = 8
+    atoms.positions *= 1.15
+    atoms.rattle(0.05, seed=2)
+    return atoms
+
+
+@cache
+def structure(name: str) -> Atoms:
+    """A named structure; copy it before changing it."""
+    return STRUCTURES[name]()
+
+
+@dataclass
+class Results:
+    """Energy eV, energies (N,) eV, forces (N, 3) eV/A, stress (3, 3), stresses (N, 3, 3) eV/A^3 or None."""
+
+    energy: float
+    energies: np.ndarray
+    forces: np.ndarray
+    stress: np.ndarray | None
+    stresses: np.ndarray | None
+    noise: float = 0.0
+
+
+_FULL = [[0, 5, 4], [5, 1, 3], [4, 3, 2]]
+
+
+@cache
+def reference(model: str, name: str) -> Results:
+    """One process, without nvdd."""
+    atoms = structure(name).copy()
+    if model == "lj":
+        from ase.data import atomic_numbers
+
+        tables = {k: {atomic_numbers[s]: v for s, v in LJ[k].items()} for k in ("epsilon", "sigma")}
+        r = brute_force_lj(atoms.positions, atoms.numbers, atoms.cell.array, atoms.pbc, tables["epsilon"], tables["sigma"],
+                           LJ["cutoff"], mixing=LJ["mixing"])  # fmt: skip
+        full = lambda s: None if s is None else np.asarray(s)[..., _FULL]
+        return Results(r["energy"], r["energies"], r["forces"], full(r["stress"]), full(r["stresses"]))
+    calc = calculator(model)
+    atoms.calc = calc
+    forces = atoms.get_forces().astype(float)
+    # along open axes MACE replaces the user's cell by one of its own, and divides the virial by that one's volume
+    has_volume = atoms.cell.rank == 3 and (model in SEVENN or atoms.pbc.all())
+    stress = atoms.get_stress(voigt=False) if has_volume else None
+    energies = np.asarray(calc.results["energies"], float)
+    noise = 0.0
+    if model in SEVENN:
+        order = np.random.default_rng(0).permutation(len(atoms))
+        permuted = structure(name)[order]
+        permuted.calc = calc
+        noise = float(np.abs(permuted.get_forces() - forces[order]).max())
+    return Results(float(atoms.get_potential_energy()), energies, forces, stress, None, noise)
+
+
+def on_rank(comm: Communicator, model: str, name: str, options: dict, strain=None) -> dict[str, Any]:
+    """Runs on each rank: evaluates twice (the second time no plan is built), gives this rank's rows."""
+    atoms = structure(name).copy()
+    if strain is not None:
+        atoms.set_cell(atoms.cell.array @ (np.eye(3) + strain), scale_atoms=True)
+    distributed = DistributedModel(wrapper(model), DomainConfig(mesh=comm, **options))
+    batch = Batch.from_atoms(atoms)
+    wanted = {"energy", "energies", "forces"}
+    if atoms.cell.rank == 3:
+        wanted |= {"stress", "stresses"}
+    distributed(batch, {"energy"})
+    with dispatch_trace() as trace:
+        out = distributed(batch, wanted)
+    return {
+        "ids": out.ids.numpy(),
+        "exchanges": trace.n_exchanges,
+        "sites": [e.site for e in trace.exchanges],
+        "bytes": trace.bytes_sent,
+        "setup": dict(trace.setup),
+        **{k: v.numpy() for k, v in out.items()},
+    }
+
+
+def assemble(parts: list[dict[str, Any]], n_atoms: int) -> Results:
+    """Ranks' rows in the user's order; every atom exactly once, per-system values equal on all ranks."""
+    ids = np.concatenate([p["ids"] for p in parts])
+    assert sorted(ids) == list(range(n_atoms)), "every atom must be owned exactly once"
+
+    def rows(key: str) -> np.ndarray | None:
+        if key not in parts[0]:
+            return None
+        value = np.concatenate([p[key] for p in parts])
+        out = np.empty_like(value)
+        out[ids] = value
+        return out
+
+    for part in parts[1:]:
+        np.testing.assert_array_equal(part["energy"], parts[0]["energy"])
+    stress = parts[0]["stress"][0] if "stress" in parts[0] else None
+    return Results(float(parts[0]["energy"][0]), rows("energies"), rows("forces"), stress, rows("stresses"))
+
+
+def assert_parity(found: Results, expected: Results, tight: bool) -> None:
+    """Absolute and relative limits together (tight: float64; else float32 against the model's own noise)."""
+    if tight:
+        close = lambda a, b, what: _assert_close(a, b, 1e-11, 1e-14, what)
+        assert abs(found.energy - expected.energy) <= 1e-12 * abs(expected.energy) + 1e-14, (
+            found.energy,
+            expected.energy,
+        )
+    else:
+        limit = max(3 * expected.noise, 2e-6)
+        n = len(expected.energies)
+        assert abs(found.energy - expected.energy) <= 2e-6 * n and abs(found.energy / expected.energy - 1) <= 1e-6
+        error = np.abs(found.forces - expected.forces).max()
+        assert error <= limit, f"forces differ by {error}, limit {limit}"
+        # values of 5 to 10 eV an atom in float32
+        close = lambda a, b, what: _assert_close(a, b, 2e-6, 2e-6, what)
+    close(found.energies, expected.energies, "energies")
+    if tight:
+        close(found.forces, expected.forces, "forces")
+    if expected.stress is not None:
+        close(found.stress, expected.stress, "stress") if tight else _assert_close(
+            found.stress, expected.stress, 1e-5, 1e-7, "stress"
+        )
+    if found.stresses is not None:
+        _assert_close(found.stresses.sum(0), found.stress, 1e-11, 1e-14, "sum of stresses")
+    if expected.stresses is not None:
+        close(found.stresses, expected.stresses, "stresses")
+
+
+def _assert_close(found, expected, relative: float, absolute: float, what: str) -> None:
+    error, scale = np.abs(found - expected).max(), np.abs(expected).max()
+    assert error <= relative * scale + absolute, f"{what} differ by {error}, largest {scale}"
