@@ -10,7 +10,8 @@ from ase.calculators.calculator import Calculator, PropertyNotImplementedError, 
 
 from nvdd.cells import Frame, volume
 from nvdd.errors import InputError, NvddError
-from nvdd_ase.engine import ROW_SHAPES, Engine, voigt
+from nvdd_ase.backends import InProcess, Workers
+from nvdd_ase.engine import ROW_SHAPES, voigt
 
 _DTYPES = ("float32", "float64")
 
@@ -69,7 +70,7 @@ class NVDDCalculator(Calculator):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        self._backend: _InProcess | _Workers | None = None
+        self._backend: InProcess | Workers | None = None
         if not isinstance(ranks, (int, np.integer)) or isinstance(ranks, bool) or ranks < 1:
             raise InputError(f"ranks must be a whole number of at least 1, got {ranks!r}")
         name = str(dtype).removeprefix("torch.") if dtype is not None else None
@@ -111,7 +112,7 @@ class NVDDCalculator(Calculator):
     # -- the ranks ----------------------------------------------------------------------------------------------
 
     def _start(self) -> dict[str, Any]:
-        backend = _InProcess if self._ranks == 1 else _Workers
+        backend = InProcess if self._ranks == 1 else Workers
         self._sent: dict[str, Any] = {}
         self._backend = backend(self._ranks, self._device, self._engine_arguments, self._timeouts)
         return self._backend.call("describe")[0]
@@ -227,54 +228,6 @@ class NVDDCalculator(Calculator):
                 known = ", ".join(symbols[z] for z in sorted(elements))
                 raise InputError(f"the model does not know {names}; it knows {known}")
         Frame.of(atoms.cell.array, atoms.pbc)
-
-
-class _InProcess:
-    """One rank, in this process."""
-
-    closed = False
-
-    def __init__(self, ranks: int, device: str, arguments: Mapping[str, Any], timeouts: Any) -> None:
-        from nvdd.communicator import Communicator
-
-        self.arrays: dict[str, np.ndarray] = {}
-        self.engine = Engine(Communicator(None, device), self.arrays, lambda phase: None, **arguments)
-
-    def share(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if name not in self.arrays or self.arrays[name].shape != shape:
-            self.arrays[name] = np.zeros(shape)
-        return self.arrays[name]
-
-    def call(self, method: str, payload: Any = None) -> list[Any]:
-        return [getattr(self.engine, method)(payload)]
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class _Workers:
-    """Ranks in processes of their own."""
-
-    def __init__(self, ranks: int, device: str, arguments: Mapping[str, Any], timeouts: tuple) -> None:
-        from nvdd.runtime.local_ranks import LocalRanks
-
-        start, call = timeouts
-        self.ranks = LocalRanks(
-            ranks, "nvdd_ase.engine:Engine", arguments, device=device, start_timeout=start, call_timeout=call
-        )
-
-    @property
-    def closed(self) -> bool:
-        return self.ranks.closed
-
-    def share(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        return self.ranks.share(name, shape, np.float64)
-
-    def call(self, method: str, payload: Any = None) -> list[Any]:
-        return self.ranks.call(method, payload)
-
-    def close(self) -> None:
-        self.ranks.close()
 
 
 def _default_device() -> str:
