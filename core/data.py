@@ -155,6 +155,7 @@ class Batch:
         neighbor_list_shifts: Tensor | None = None,
         edge_vectors: Tensor | None = None,
         edge_layout: EdgeLayout | None = None,
+        n_atoms_per_system: Tensor | None = None,
     ) -> None:
         self.positions = positions
         self.atomic_numbers = atomic_numbers
@@ -168,6 +169,7 @@ class Batch:
         self.neighbor_list_shifts = neighbor_list_shifts
         self.edge_layout = edge_layout or EdgeLayout()
         self._edge_vectors = edge_vectors
+        self._n_atoms_per_system = n_atoms_per_system
 
     def __getattr__(self, name: str) -> Tensor:
         for fields in ("node_fields", "system_fields"):
@@ -188,6 +190,17 @@ class Batch:
     def device(self) -> torch.device:
         """Device of the tensors."""
         return self.atomic_numbers.device
+
+    @property
+    def n_atoms_per_system(self) -> Tensor:
+        """(n_systems,) number of atoms of each system.
+
+        Under domain decomposition all ranks' atoms when computed with (``energy / n_atoms_per_system``), this
+        rank's rows when it lays out memory (``values.repeat_interleave(n_atoms_per_system)``).
+        """
+        if self._n_atoms_per_system is None:
+            self._n_atoms_per_system = torch.bincount(self.batch, minlength=self.n_systems)
+        return self._n_atoms_per_system
 
     @property
     def ptr(self) -> Tensor:

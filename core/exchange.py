@@ -90,6 +90,28 @@ def fold_packed(fields: Sequence[Tensor], plan: ExchangePlan, site: str = "fold"
     return [part.reshape(part.shape[0], *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
+def correct(padded: Tensor, plan: ExchangePlan, site: str = "halo correction") -> Tensor:
+    """(n_padded, ...) -> (n_padded, ...): halo rows summed into their owners, then refreshed from them."""
+    return fetch(fold(padded, plan, site + ", reverse"), plan, site + ", forward")
+
+
+def fold_extremum(padded: Tensor, plan: ExchangePlan, op: str, site: str) -> Tensor:
+    """(n_padded, ...) -> (n_owned, ...): the largest (``"amax"``) or smallest of a row and its halo copies.
+
+    Not differentiable: the handlers give the gradient to the rows that attain it.
+    """
+    _check_rows(padded, plan.n_padded, "owned and halo", plan)
+    padded = padded.detach()
+    back = plan.comm.exchange(padded[plan.n_owned :], plan.recv_counts, plan.send_counts, site)
+    return padded[: plan.n_owned].index_reduce(0, plan.send_index, back, op)
+
+
+def gather_shares(share: Tensor, comm: Communicator, site: str) -> Tensor:
+    """(...) of each rank -> (n_ranks, ...) of all, differentiable to any order."""
+    slots = share.new_zeros(comm.size, *share.shape)
+    return sum_over_ranks(slots.index_copy(0, torch.tensor([comm.rank], device=share.device), share[None]), comm, site)
+
+
 def sum_over_ranks(partial: Tensor, comm: Communicator, site: str = "sum over ranks") -> Tensor:
     """Each rank's share -> the total, the same on every rank; its adjoint is `broadcast`."""
     return _AllReduce.apply(partial, comm, site)

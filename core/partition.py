@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,10 +37,10 @@ class SpatialPartitioner:
         if balance not in BALANCES:
             raise InputError(f"balance must be one of {', '.join(BALANCES)}, got {balance!r}")
         if grid is not None:
-            grid = tuple(int(g) for g in grid)
-            if len(grid) != 3 or min(grid) < 1 or int(np.prod(grid)) != n_ranks:
+            given, grid = grid, _whole_numbers(grid)
+            if len(grid) != 3 or min(grid) < 1 or math.prod(grid) != n_ranks:
                 raise InputError(
-                    f"grid {grid} must be three positive numbers with product {n_ranks}, the number of ranks"
+                    f"grid {given!r} must be three positive whole numbers with product {n_ranks}, the number of ranks"
                 )
             if balance == "rcb":
                 raise InputError("give either grid= or balance='rcb', not both")
@@ -71,6 +73,14 @@ class SpatialPartitioner:
             scaled[:, axis] = (scaled[:, axis] - low) / extent
             lengths[axis] = extent * frame.heights[axis]
         return scaled, lengths
+
+
+def _whole_numbers(values: Sequence[int]) -> tuple[int, ...]:
+    """The values as ints, or () if they are not whole numbers."""
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError:
+        return ()
 
 
 def best_grid(n_ranks: int, lengths: np.ndarray) -> tuple[int, int, int]:

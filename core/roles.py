@@ -17,12 +17,15 @@ class Role(Enum):
     """What a ShardTensor is. Declared where the tensor is made, never guessed from a shape."""
 
     OWNED = "one row for each atom that this rank owns"
+    PADDED = "one row for each atom that this rank owns or reads"
     EDGE = "one row for each edge of this rank"
-    SENDER = "rows of senders, in [0, n_owned + n_halo)"
-    RECEIVER = "rows of receivers, in [0, n_owned)"
+    BOND = "one row for each undirected bond that this rank owns"
+    SENDER = "rows that may be another rank's"
+    RECEIVER = "rows that this rank owns"
     EDGE_INDEX = "senders and receivers as a pair"
-    SYSTEM_INDEX = "the system of each owned atom (or of each edge)"
+    SYSTEM_INDEX = "the system of each atom (or of each edge)"
     SYSTEM = "a value for each system, the same on every rank"
+    COUNT = "a number of atoms: this rank's where it lays out memory, everybody's where it is computed with"
     ANCHOR = "a stand-in for positions or cell: the geometry is in the edge vectors"
 
     @property
@@ -32,8 +35,13 @@ class Role(Enum):
 
     @property
     def has_rows(self) -> bool:
-        """Whether rows belong to this rank's atoms or edges."""
-        return self in (Role.OWNED, Role.EDGE, Role.SYSTEM_INDEX)
+        """Whether rows belong to this rank's atoms, edges or bonds."""
+        return self in (Role.OWNED, Role.PADDED, Role.EDGE, Role.BOND, Role.SYSTEM_INDEX)
+
+    @property
+    def is_atoms(self) -> bool:
+        """Whether rows are atoms."""
+        return self in (Role.OWNED, Role.PADDED)
 
 
 @dataclass(eq=False)
@@ -46,12 +54,16 @@ class ShardMeta:
         n_phantom: 1 where a rank owns nothing and computes an isolated atom that counts nowhere, else 0;
             it is the last of the ``n_owned`` rows.
         policy: storage policy.
+        more_plans: halo exchanges of other rows (``"edges"``, ``"bonds"``) that the model reads across ranks.
     """
 
     plan: ExchangePlan
     n_systems: int = 1
     n_phantom: int = 0
-    policy: StoragePolicy = field(default_factory=lambda: HaloStoragePolicy("local", "halo_fetch"))
+    policy: StoragePolicy = field(
+        default_factory=lambda: HaloStoragePolicy(scatter_mode="local", gather_mode="halo_fetch")
+    )
+    more_plans: dict[str, ExchangePlan] = field(default_factory=dict)
     _fetched: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
     _required: list[tuple[Tensor, Exception]] = field(default_factory=list)
 
@@ -73,6 +85,38 @@ class ShardMeta:
         return self.plan.comm
 
     @property
+    def fetches(self) -> bool:
+        """Whether per-atom tensors have owned rows and reading senders fetches the others (``halo_fetch``)."""
+        return not isinstance(self.policy, HaloStoragePolicy) or self.policy.fetches
+
+    @property
+    def corrects(self) -> bool:
+        """Whether a scatter sends halo rows to their owners and back (``halo_correction``)."""
+        return isinstance(self.policy, HaloStoragePolicy) and self.policy.scatter_mode == "halo_correction"
+
+    @property
+    def atom_role(self) -> Role:
+        """OWNED or PADDED: what per-atom tensors are under this policy."""
+        return Role.OWNED if self.fetches else Role.PADDED
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of per-atom tensors: owned ones, under ``halo_read`` also halo rows."""
+        return self.plan.n_owned if self.fetches else self.plan.n_padded
+
+    def plan_of(self, space: str) -> ExchangePlan:
+        """The exchange of rows of ``"atoms"``, ``"edges"`` or ``"bonds"``."""
+        return self.plan if space == "atoms" else self.more_plans[space]
+
+    def rows_of(self, space: str) -> int:
+        """Rows that a tensor over that space has on this rank."""
+        return self.n_rows if space == "atoms" else self.more_plans[space].n_owned
+
+    def role_of(self, space: str) -> Role:
+        """Role of a tensor over that space."""
+        return {"atoms": self.atom_role, "edges": Role.EDGE, "bonds": Role.BOND}[space]
+
+    @property
     def n_owned(self) -> int:
         """Rows of owned atoms, a phantom included."""
         return self.plan.n_owned
@@ -89,5 +133,5 @@ class ShardMeta:
 
     @property
     def n_counted(self) -> int:
-        """Owned rows that count in sums: without the phantom."""
+        """Owned rows that count in sums over atoms: the first of them, without phantom and halo."""
         return self.plan.n_owned - self.n_phantom

@@ -20,39 +20,37 @@ class ShardTensor(Tensor):
     _role: Role
     _meta: ShardMeta
     _row_dim: int
-    _rows: str
+    _entry: Role
+    _of: str
     _sender_at: int
+    _total: Tensor
 
     @staticmethod
     def wrap(
         tensor: Tensor,
         *,
-        role: Role = Role.OWNED,
+        role: Role | None = None,
         meta: ShardMeta,
         spec: Any = None,
         config: Any = None,
         n_systems: int | None = None,
-        row_dim: int = 0,
-        rows: str = "atom",
-        sender_at: int = 1,
+        **details: Any,
     ) -> ShardTensor:
         """Gives a tensor a role.
 
         Args:
             tensor: plain tensor; the result shares its memory and its place in the autograd graph.
-            role: what it is.
+            role: what it is; None for per-atom rows as the policy lays them out (OWNED or PADDED).
             meta: the partition.
             spec: an MLIPSpec whose policy differs from ``meta.policy``.
             config: accepted for symmetry with the other entry points; the ranks come from ``meta``.
             n_systems: number of systems if ``meta`` was made for another.
-            row_dim: dimension that counts the rows (atoms or edges).
-            rows: for SYSTEM_INDEX: whether there is one entry for each ``"atom"`` or ``"edge"``.
-            sender_at: for EDGE_INDEX: where in the pair the sender is.
+            details: see `promote`.
         """
         if spec is not None or n_systems is not None:
             policy = spec.distribution.policy if spec is not None else meta.policy
-            meta = ShardMeta(meta.plan, n_systems or meta.n_systems, meta.n_phantom, policy)
-        return promote(tensor, role, meta, row_dim, rows, sender_at)
+            meta = ShardMeta(meta.plan, n_systems or meta.n_systems, meta.n_phantom, policy, meta.more_plans)
+        return promote(tensor, role or meta.atom_role, meta, **details)
 
     @property
     def role(self) -> Role:
@@ -76,12 +74,30 @@ class ShardTensor(Tensor):
 
 
 def promote(
-    tensor: Tensor, role: Role, meta: ShardMeta, row_dim: int = 0, rows: str = "atom", sender_at: int = 1
+    tensor: Tensor,
+    role: Role,
+    meta: ShardMeta,
+    row_dim: int = 0,
+    entry: Role = Role.EDGE,
+    of: str = "atoms",
+    sender_at: int = 1,
 ) -> ShardTensor:
-    """`ShardTensor.wrap` for handlers: no checks."""
+    """`ShardTensor.wrap` for handlers.
+
+    Args:
+        tensor: plain tensor.
+        role: what it is.
+        meta: the partition.
+        row_dim: dimension that counts the rows (atoms, edges, bonds).
+        entry: for an index: what its entries stand for, and so what is read by it (EDGE for edge indices; the
+            role of atoms or edges for SYSTEM_INDEX).
+        of: for an index: the rows that it points to (``"atoms"``, ``"edges"``, ``"bonds"``).
+        sender_at: for EDGE_INDEX: where in the pair the sender is.
+    """
     with torch._C.DisableTorchFunctionSubclass():
         out = tensor.as_subclass(ShardTensor)
-    out._role, out._meta, out._row_dim, out._rows, out._sender_at = role, meta, row_dim, rows, sender_at
+    out._role, out._meta, out._row_dim = role, meta, row_dim
+    out._entry, out._of, out._sender_at = entry, of, sender_at
     return out
 
 
@@ -92,7 +108,8 @@ def like(tensor: Tensor, model: ShardTensor, row_dim: int | None = None, role: R
         model._role if role is None else role,
         model._meta,
         model._row_dim if row_dim is None else row_dim,
-        model._rows,
+        model._entry,
+        model._of,
         model._sender_at,
     )
 

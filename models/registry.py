@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
+import importlib.util
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -81,9 +85,23 @@ def load(model: str, *, dtype: Any = None, **options: Any) -> Any:
         InputError: unknown family, missing module or attribute.
         MissingDependencyError: the family's package is not installed.
     """
+    check(model, options)
     family, _, checkpoint = model.partition(":")
     if family == "py":
         return _load_user_model(model, checkpoint, dtype, options)
+    return families()[family].build(checkpoint or None, dtype=dtype, **options)
+
+
+def check(model: str, options: Iterable[str] = ()) -> None:
+    """What can be said of ``load(model, **options)`` without building anything; raises what it would raise."""
+    family, _, checkpoint = model.partition(":")
+    if family == "py":
+        module, _, attribute = checkpoint.partition(":")
+        if not module or not attribute:
+            raise InputError(
+                f"{model!r}: a model of your own is written py:module:attribute, for example py:my_models:make"
+            )
+        return
     known = families()
     if family not in known:
         raise InputError(
@@ -91,34 +109,53 @@ def load(model: str, *, dtype: Any = None, **options: Any) -> Any:
             "'py:module:attribute' for a wrapper of your own (`nvdd models` lists them)"
         )
     entry = known[family]
+    if entry.options is not None and (unknown := sorted(set(options) - entry.options.keys())):
+        there_are = f"there are {', '.join(entry.options)}" if entry.options else "it has none"
+        raise InputError(f"{family}: no option {', '.join(unknown)}; {there_are}")
     if not entry.installed():
         raise MissingDependencyError(
             f"model {model!r} needs the package {entry.package!r}, which is not installed here ({sys.executable}); "
             f"install it with: {entry.install}"
         )
-    return entry.build(checkpoint or None, dtype=dtype, **options)
 
 
 def _load_user_model(model: str, path: str, dtype: Any, options: dict[str, Any]) -> Any:
-    module, _, attribute = path.partition(":")
-    if not module or not attribute:
-        raise InputError(
-            f"{model!r}: a model of your own is written py:module:attribute, for example py:my_models:make"
-        )
+    module_name, _, attribute = path.partition(":")
     try:
-        factory = _resolve(f"{module}:{attribute}")
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise InputError(
             f"{model!r}: no module {error.name!r} on the path {sys.path[:3]}...; put its folder on PYTHONPATH"
         ) from error
+    try:
+        value = functools.reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
-        raise InputError(f"{model!r}: module {module!r} has no {attribute!r}") from error
-    wrapper = factory if _is_wrapper(factory) and not isinstance(factory, type) else factory(**options)
+        raise InputError(f"{model!r}: module {module_name!r} has no {attribute!r}") from error
+    if _is_wrapper(value) and not isinstance(value, type):
+        if options:
+            raise InputError(f"{model!r} is a model, not a function that makes one: it takes no options, got {options}")
+        wrapper = copy.deepcopy(value)  # the module's own stays as it is
+    else:
+        _check_arguments(model, value, options)
+        wrapper = value(**options)
     if not _is_wrapper(wrapper):
         raise InputError(
             f"{model!r} gave a {type(wrapper).__name__}, not a wrapper with a model_config; see nvdd.models.base.BaseModelMixin"
         )
     return wrapper if dtype is None else wrapper.to(dtype)
+
+
+def _check_arguments(model: str, factory: Any, options: dict[str, Any]) -> None:
+    if not callable(factory):
+        raise InputError(f"{model!r} is a {type(factory).__name__}: neither a wrapper nor a function that makes one")
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise InputError(f"{model!r}: {error}; its arguments are {signature}, the options {options}") from None
 
 
 def _is_wrapper(value: Any) -> bool:

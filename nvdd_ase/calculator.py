@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
 
-from nvdd.cells import Frame, volume
+from nvdd.cells import volume
 from nvdd.errors import InputError, NvddError
+from nvdd_ase import inputs
 from nvdd_ase.backends import InProcess, Workers
 from nvdd_ase.engine import ROW_SHAPES, voigt
-
-_DTYPES = ("float32", "float64")
 
 
 class NVDDCalculator(Calculator):
@@ -33,11 +34,14 @@ class NVDDCalculator(Calculator):
         strategy: ``"halo"``.
         start_timeout, timeout: seconds that ranks may take to start and to evaluate; None for no limit. A rank
             that dies is noticed at once either way.
-        kwargs: as for every ASE calculator.
+        kwargs: as for every ASE calculator: ``atoms``, ``label``, ``directory``.
 
     Results are in ASE's units and conventions: eV, eV/A, stress in eV/A^3 (Voigt xx, yy, zz, yz, xz, xy; positive
     = tension), and in the order of the user's atoms. ``stresses`` gives each atom half of each of its pairs'
     virial over the volume; they sum to ``stress``.
+
+    A copy of the calculator (``copy.deepcopy(atoms)`` makes one, and so does pickle) has the model and the last
+    results; it starts ranks of its own when it first computes.
 
     Raises:
         InputError: an input that can't be computed; the message names it.
@@ -53,6 +57,8 @@ class NVDDCalculator(Calculator):
     """
 
     implemented_properties = ["energy", "free_energy", "energies", "forces", "stress", "stresses"]  # noqa: RUF012
+    # no reason to compute again, except for models that read them: see check_state
+    ignored_changes = {"initial_charges", "initial_magmoms"}  # noqa: RUF012
 
     def __init__(
         self,
@@ -71,18 +77,20 @@ class NVDDCalculator(Calculator):
         **kwargs: Any,
     ) -> None:
         self._backend: InProcess | Workers | None = None
-        if not isinstance(ranks, (int, np.integer)) or isinstance(ranks, bool) or ranks < 1:
-            raise InputError(f"ranks must be a whole number of at least 1, got {ranks!r}")
-        name = str(dtype).removeprefix("torch.") if dtype is not None else None
-        if name is not None and name not in _DTYPES:
-            raise InputError(f"dtype must be one of {', '.join(_DTYPES)} or None (the model's own), got {dtype!r}")
-        domain = {"skin": float(skin), "balance": balance, "grid_dims": grid, "strategy": strategy}
-        _check_domain(domain, int(ranks))
+        own = [name for name in inspect.signature(NVDDCalculator).parameters if name != "kwargs"]
+        inputs.check_keywords(kwargs, own)
+        self._ranks = inputs.checked_ranks(ranks)
+        self._device = inputs.checked_device(device)
+        self._timeouts = tuple(
+            inputs.checked_seconds(*limit) for limit in (("start_timeout", start_timeout), ("timeout", timeout))
+        )
+        options = dict(model_options or {})
         self._engine_arguments = {
-            "model": model, "options": dict(model_options or {}), "dtype": name, "domain": domain,
-        }  # fmt: skip
-        self._ranks, self._device = int(ranks), device or _default_device()
-        self._timeouts = (start_timeout, timeout)
+            "dtype": inputs.checked_dtype(dtype),
+            "domain": inputs.checked_domain(skin, balance, grid, strategy, self._ranks),
+            "model": inputs.checked_model(model, options),
+            "options": options,
+        }
         self._description = self._start()
         super().__init__(**kwargs)
 
@@ -140,10 +148,15 @@ class NVDDCalculator(Calculator):
         return dict(self._description)
 
     def report(self) -> list[dict[str, Any]]:
-        """For each rank: owned atoms, halo rows, edges, rebuilds of the neighbour list, device, seconds by phase."""
+        """For each rank: owned atoms, halo rows, edges, rebuilds of the neighbour list; process id, device, number of
+        evaluations; seconds by phase of the last one."""
         if self._backend is None:
             raise NvddError("the ranks are closed; there is nothing to report")
         return self._backend.call("report")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which share no ranks with this calculator."""
+        return {**self.__dict__, "_backend": None, "_sent": {}}
 
     # -- ASE ------------------------------------------------------------------------------------------------------
 
@@ -151,45 +164,62 @@ class NVDDCalculator(Calculator):
         """What has changed since the last calculation, with the info keys and arrays that the model reads."""
         changes = super().check_state(atoms, tol)
         if self.atoms is not None:
-            for name in self._description["system_inputs"]:
-                if not _equal(self.atoms.info.get(name), atoms.info.get(name)):
-                    changes.append(f"info[{name!r}]")
-            for name in self._description["node_inputs"]:
-                if not _equal(self.atoms.arrays.get(name), atoms.arrays.get(name)):
-                    changes.append(f"arrays[{name!r}]")
+            for where, read in (("info", inputs.read_info), ("arrays", inputs.read_arrays)):
+                before, now = read(self.atoms, self._description), read(atoms, self._description)
+                names = sorted(before.keys() | now.keys())
+                changes += [f"{where}[{k!r}]" for k in names if not inputs.same(before.get(k), now.get(k))]
         return changes
+
+    def set(self, **kwargs: Any) -> dict[str, Any]:
+        """Refuses every argument: the ranks are given theirs when they start. Make a new calculator instead."""
+        if kwargs:
+            raise InputError(f"{', '.join(kwargs)} can't be set later: make a new NVDDCalculator")
+        return {}
+
+    def get_spin_polarized(self) -> bool:
+        """False. ASE would else bind a stand-in to the object itself, which then outlives its last reference."""
+        return False
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes) -> None:
         """Evaluates the model; fills ``results``."""
         super().calculate(atoms, properties, system_changes)
         atoms = self.atoms
+        for name in self._description["system_inputs"]:
+            if name in atoms.info:  # Atoms.copy copies arrays, but not the values of info
+                atoms.info[name] = copy.deepcopy(atoms.info[name])
         self.results = {}
-        has_volume = volume(atoms.cell.array) > 1e-9
-        wanted = {"energy", "forces"} | ({"energies"} & set(self._description["outputs"]))
-        if has_volume:
-            wanted.add("stress")
-        for name in {"stress", "stresses"} & set(properties):
-            if not has_volume:
-                raise PropertyNotImplementedError(
-                    f"{name} needs a cell with three independent vectors; the cell is {atoms.cell}"
-                )
-            if name not in self._description["outputs"]:
-                raise PropertyNotImplementedError(f"{self._description['name']} gives no {name}")
-            wanted.add(name)
-        if "energies" in properties and "energies" not in wanted:
-            raise PropertyNotImplementedError(f"{self._description['name']} gives no per-atom energies")
-        self._check_atoms(atoms)
+        inputs.check_atoms(atoms, self._description)
+        wanted = self._wanted(atoms, set(properties))
         if self._backend is None or self._backend.closed:
             self._start()
         self.results = self._evaluate(atoms, wanted)
+
+    def _wanted(self, atoms, properties: set[str]) -> set[str]:
+        """What to ask the model for: all that costs little, and what is asked for."""
+        has_volume = volume(atoms.cell.array) > 1e-9 * np.prod(atoms.cell.lengths())
+        possible = {"energy", "forces", "energies", "stress", "stresses"} & set(self._description["outputs"])
+        if not has_volume:
+            if properties & {"stress", "stresses"}:
+                self._cannot("stress", f"needs a cell with three independent vectors; the cell is {atoms.cell}")
+            possible -= {"stress", "stresses"}
+        for name in (properties & {"energies", "stress", "stresses"}) - possible:
+            self._cannot(name, f"is not among what {self._description['name']} gives: {', '.join(sorted(possible))}")
+        return (possible - {"stresses"}) | (properties & {"stresses"})
+
+    @staticmethod
+    def _cannot(name: str, why: str) -> NoReturn:
+        raise PropertyNotImplementedError(f"{name} {why}")
 
     def _evaluate(self, atoms, wanted: set[str]) -> dict[str, Any]:
         backend, n = self._backend, len(atoms)
         rows = {name: backend.share(name, (n, *shape)) for name, shape in ROW_SHAPES.items() if name in wanted}
         backend.share("positions", (n, 3))[:] = atoms.positions
         payload = {"wanted": wanted, "cell": np.array(atoms.cell.array)}
-        payload.update(self._changed(atoms))
-        answers = backend.call("evaluate", payload)
+        changed = self._changed(atoms)
+        for name in changed:  # until the ranks have answered it is unknown what they have
+            self._sent.pop(name, None)
+        answers = backend.call("evaluate", {**payload, **changed})
+        self._sent.update(changed)
         first = answers[0]
         results = {"energy": first["energy"], "free_energy": first["energy"]}
         if "stress" in wanted:
@@ -199,55 +229,10 @@ class NVDDCalculator(Calculator):
 
     def _changed(self, atoms) -> dict[str, Any]:
         """The inputs beside positions and cell, where they differ from what the ranks have."""
-        d = self._description
-        inputs = {
+        current = {
             "numbers": atoms.numbers.astype(np.int64),
             "pbc": np.array(atoms.pbc, bool),
-            "node_fields": {k: np.array(atoms.arrays[k]) for k in d["node_inputs"] if k in atoms.arrays},
-            "system_fields": {k: np.array(atoms.info[k]) for k in d["system_inputs"] if k in atoms.info},
+            "node_fields": inputs.read_arrays(atoms, self._description),
+            "system_fields": inputs.read_info(atoms, self._description),
         }
-        changed = {k: v for k, v in inputs.items() if k not in self._sent or not _equal(self._sent[k], v)}
-        self._sent.update(changed)
-        return changed
-
-    def _check_atoms(self, atoms) -> None:
-        """Everything that can be wrong with the input, before any rank is asked."""
-        if len(atoms) == 0:
-            raise InputError("there are no atoms")
-        bad = np.flatnonzero(~np.isfinite(atoms.positions).all(1))
-        if len(bad):
-            shown = ", ".join(f"{i} ({atoms.symbols[i]}): {atoms.positions[i]}" for i in bad[:3])
-            raise InputError(f"{len(bad)} of {len(atoms)} atoms have positions that are not finite numbers: {shown}")
-        elements = self._description["elements"]
-        if elements is not None:
-            unknown = sorted(set(atoms.numbers.tolist()) - set(elements))
-            if unknown:
-                from ase.data import chemical_symbols as symbols
-
-                names = ", ".join(symbols[z] for z in unknown)
-                known = ", ".join(symbols[z] for z in sorted(elements))
-                raise InputError(f"the model does not know {names}; it knows {known}")
-        Frame.of(atoms.cell.array, atoms.pbc)
-
-
-def _default_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _check_domain(domain: Mapping[str, Any], ranks: int) -> None:
-    from nvdd.config import DomainConfig
-    from nvdd.partition import SpatialPartitioner
-
-    DomainConfig(**domain)
-    SpatialPartitioner(ranks, domain["grid_dims"], domain["balance"])
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
-    if a is None or b is None:
-        return a is b
-    a, b = np.asarray(a), np.asarray(b)
-    return a.shape == b.shape and bool(np.array_equal(a, b))
+        return {k: v for k, v in current.items() if k not in self._sent or not inputs.same(self._sent[k], v)}

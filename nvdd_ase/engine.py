@@ -5,6 +5,8 @@ The same class serves one rank in the user's process and N ranks in processes of
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from nvdd.communicator import Communicator
 from nvdd.config import DomainConfig
 from nvdd.data import Batch
+from nvdd.errors import InputError
 from nvdd.runtime.model import DistributedModel
 
 # output -> the shape of a row, and how to make it from the model's output
@@ -51,11 +54,13 @@ class Engine:
 
             wrapper = load(model, dtype=torch_dtype, **options)
         else:
-            wrapper = model if torch_dtype is None else model.to(torch_dtype)
+            wrapper = copy.deepcopy(model)  # the user's own is not moved or cast
+            wrapper = wrapper if torch_dtype is None else wrapper.to(torch_dtype)
         wrapper = wrapper.to(comm.device).eval()
         self.model = DistributedModel(wrapper, DomainConfig(mesh=comm, **domain), report_phase=phase)
         self._fixed: dict[str, Any] = {}
         self._last: dict[str, int] = {}
+        self._n_evaluations = 0
 
     def describe(self, _: Any = None) -> dict[str, Any]:
         """What the calculator must know of the model."""
@@ -89,22 +94,39 @@ class Engine:
             node_fields={k: torch.from_numpy(v) for k, v in self._fixed["node_fields"].items()},
             system_fields={k: torch.from_numpy(v)[None] for k, v in self._fixed["system_fields"].items()},
         )
-        out = self.model(batch, payload["wanted"])
+        out = self._forward(batch, payload["wanted"])
         ids = out.ids.cpu().numpy()
         for name in ROW_SHAPES:
             if name in out:
                 value = out[name].cpu().numpy()
                 self.arrays[name][ids] = voigt(value) if name == "stresses" else value
         graph = self.model.graphs
+        self._n_evaluations += 1
         self._last = {"owned": len(ids), "halo": out.n_halo, "edges": out.n_edges, "rebuilds": graph.n_builds}
         return {
             "energy": float(out["energy"][0]),
             "stress": out["stress"][0].cpu().numpy() if "stress" in out else None,
         }
 
+    def _forward(self, batch: Batch, wanted: set[str]) -> Any:
+        try:
+            return self.model(batch, wanted)
+        except AttributeError as error:
+            config = self.model.wrapper.model_config
+            for place, names, given in (
+                ("info", config.system_inputs, batch.system_fields),
+                ("arrays", config.node_inputs, batch.node_fields),
+            ):
+                if error.name in set(names) - set(given):
+                    raise InputError(
+                        f"the model reads atoms.{place}[{error.name!r}], which these atoms don't have"
+                    ) from error
+            raise
+
     def report(self, _: Any = None) -> dict[str, Any]:
-        """Load and time of the last evaluation on this rank; seconds by phase."""
-        return {**self._last, "device": str(self.comm.device), "seconds": dict(self.model.timings)}
+        """This rank's process; load and time of its last evaluation, seconds by phase."""
+        process = {"pid": os.getpid(), "device": str(self.comm.device), "evaluations": self._n_evaluations}
+        return {**self._last, **process, "seconds": dict(self.model.timings)}
 
 
 def voigt(tensors: np.ndarray) -> np.ndarray:

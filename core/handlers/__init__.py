@@ -7,4 +7,16 @@ them in the order in which their handlers are tried.
 
 def load() -> None:
     """Imports all families, which registers their handlers."""
-    from nvdd.handlers import inspect, anchor, index, gather, scatter, system, rowwise, script  # noqa: F401, I001
+    from nvdd.handlers import (
+        inspect,
+        anchor,
+        index,
+        gather,
+        scatter,
+        system,
+        count,
+        script,
+        elementwise,
+        features,
+        products,
+    )  # noqa: F401, I001

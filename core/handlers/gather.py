@@ -1,6 +1,7 @@
 """Reading rows by index: ``x[index]``, ``index_select``, ``gather``, ``embedding``.
 
-* by SENDER: halo rows of ``x`` are fetched from their owners first; the adjoint sums them back into owners.
+* by SENDER: halo rows of ``x`` are fetched from their owners first; the adjoint sums them back into owners. Under
+  ``halo_read`` per-atom tensors have the halo rows already, and reading is local.
 * by RECEIVER: local, receivers are owned.
 * by SYSTEM_INDEX: a broadcast of per-system values, whose adjoint sums over ranks.
 * by a per-atom integer (species): a look-up in a table, row by row.
@@ -19,7 +20,8 @@ from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
 
 _ROW_ROLES = (Role.SENDER, Role.RECEIVER, Role.EDGE_INDEX)
-_MAX_CACHED = 8  # tensors that one forward fetches again are few
+_OPS = ("getitem", "index_select", "gather", "take_along_dim", "embedding")
+_MAX_CACHED = 8  # tensors that one forward reads twice are few
 
 
 def _parts(call: Call) -> tuple[Any, Any, int | None]:
@@ -27,72 +29,67 @@ def _parts(call: Call) -> tuple[Any, Any, int | None]:
     if call.name == "getitem":
         item = call.args[1]
         return call.args[0], item[0] if isinstance(item, tuple) and item else item, 0
-    if call.name in ("index_select", "gather", "take_along_dim"):
-        if call.name == "take_along_dim":
-            return call.arg(0, "input"), call.arg(1, "indices"), call.arg(2, "dim")
-        return call.arg(0, "input"), call.arg(2, "index"), call.arg(1, "dim")
-    # embedding(input=indices, weight=table)
-    return call.arg(1, "weight"), call.arg(0, "input"), 0
+    if call.name == "take_along_dim":
+        return call.arg(0, "input"), call.arg(1, "indices"), call.arg(2, "dim")
+    if call.name == "embedding":  # embedding(input=indices, weight=table)
+        return call.arg(1, "weight"), call.arg(0, "input"), 0
+    return call.arg(0, "input"), call.arg(2, "index"), call.arg(1, "dim")
 
 
 def _index_role(call: Call) -> Role | None:
     return getattr(_parts(call)[1], "_role", None)
 
 
-_OPS = ("getitem", "index_select", "gather", "take_along_dim", "embedding")
-
-
 @register(
-    *_OPS, when="by SENDER, RECEIVER or the pair, from per-atom rows",
+    *_OPS, when="by SENDER, RECEIVER or the pair, from rows that they point to",
     does="fetches halo rows for senders; local for receivers", predicate=lambda call: _index_role(call) in _ROW_ROLES,
 )  # fmt: skip
 def gather_by_edge(call: Call):
     source, index, dim = _parts(call)
-    if not isinstance(source, Tensor) or dim is None:
-        raise call.refuse("an edge index reads rows of something that is no tensor")
-    role = getattr(source, "_role", Role.OWNED)  # a plain tensor has lost its role, its rows are checked below
-    row_dim = getattr(source, "_row_dim", 0)
-    if role not in (Role.OWNED, Role.SYSTEM_INDEX) or (role is Role.SYSTEM_INDEX and source._rows != "atom"):
-        raise call.refuse(f"an edge index reads rows of atoms, not {role.value}")
-    if dim < 0:
-        dim += source.dim()
-    if dim != 0 or row_dim != 0:
-        raise call.refuse("atoms must be the first dimension of what is read by edge index")
-    if (
-        call.name == "getitem"
-        and isinstance(call.args[1], tuple)
-        and any(isinstance(i, Tensor) for i in call.args[1][1:])
-    ):
-        raise call.refuse("an edge index together with other index tensors")
-    if source.shape[0] != index._meta.n_owned:
-        raise call.refuse(
-            f"a tensor of {source.shape[0]} rows is read by edge index, while this rank owns {index._meta.n_owned} atoms"
-        )
-    meta = index._meta
-    rows = to_local(source) if index._role is Role.RECEIVER else padded(source, meta, call)
+    _check_source(call, source, index, dim)
+    meta, space = index._meta, index._of
+    reads_local = index._role is Role.RECEIVER or (space == "atoms" and not meta.fetches)
+    rows = to_local(source) if reads_local else padded(source, meta, space, call)
     out = _local(call, rows, to_local(index))
     if not isinstance(source, ShardTensor):
         return out  # of a tensor that the model made local nothing is tracked, here or further on
-    out_role = Role.SYSTEM_INDEX if role is Role.SYSTEM_INDEX else Role.EDGE
-    return promote(out, out_role, meta, index._row_dim, rows="edge")
+    if source._role is Role.SYSTEM_INDEX:
+        return promote(out, Role.SYSTEM_INDEX, meta, index._row_dim, entry=index._entry)
+    return promote(out, index._entry, meta, index._row_dim)
 
 
-def padded(source: Tensor, meta: ShardMeta, call: Call) -> Tensor:
+def _check_source(call: Call, source: Any, index: ShardTensor, dim: int | None) -> None:
+    meta, space = index._meta, index._of
+    if not isinstance(source, Tensor) or dim is None:
+        raise call.refuse("an edge index reads rows of something that is no tensor")
+    if isinstance(source, ShardTensor):
+        kind = source._entry if source._role is Role.SYSTEM_INDEX else source._role
+        if kind is not meta.role_of(space):
+            raise call.refuse(f"the index reads rows of {space}, not: {kind.value}")
+        if source._row_dim != 0:
+            raise call.refuse("rows must be the first dimension of what is read by an edge index")
+    if (dim + source.dim() if dim < 0 else dim) != 0:
+        raise call.refuse("an edge index reads along another dimension than the first")
+    item = call.args[1] if call.name == "getitem" else None
+    if isinstance(item, tuple) and any(isinstance(i, Tensor) for i in item[1:]):
+        raise call.refuse("an edge index together with other index tensors")
+    if source.shape[0] != meta.rows_of(space):
+        raise call.refuse(
+            f"a tensor of {source.shape[0]} rows is read where this rank has {meta.rows_of(space)} {space}"
+        )
+
+
+def padded(source: Tensor, meta: ShardMeta, space: str, call: Call) -> Tensor:
     """Owned and halo rows of ``source``; a tensor that one forward reads twice travels once."""
     if meta.comm.size == 1:
         return to_local(source)
     for tensor, version, result in meta._fetched:
         if tensor is source and version == source._version:
             return result
-    result = fetch(to_local(source), meta.plan, f"{call.name} {_short(call_site())}")
+    result = fetch(to_local(source), meta.plan_of(space), f"{call.name} {call_site().rpartition('/')[2]}")
     meta._fetched.append((source, source._version, result))
     del meta._fetched[:-_MAX_CACHED]
     return result
-
-
-def _short(site: str) -> str:
-    path, _, rest = site.rpartition("/")
-    return rest or path
 
 
 def _local(call: Call, rows: Tensor, index: Tensor) -> Tensor:
@@ -100,12 +97,8 @@ def _local(call: Call, rows: Tensor, index: Tensor) -> Tensor:
         item = call.args[1]
         return call.run(rows, (index, *item[1:]) if isinstance(item, tuple) else index)
     if call.name == "embedding":
-        return call.run(
-            index,
-            rows,
-            *call.args[2:],
-            **{k: v for k, v in call.kwargs.items() if k not in ("input", "weight")},
-        )
+        rest = {k: v for k, v in call.kwargs.items() if k not in ("input", "weight")}
+        return call.run(index, rows, *call.args[2:], **rest)
     if call.name == "take_along_dim":
         return call.run(rows, index, 0)
     return call.run(rows, 0, index)
@@ -128,21 +121,21 @@ def gather_by_system(call: Call):
     rows = to_local(source)
     if role is Role.SYSTEM and rows.requires_grad:
         rows = broadcast(rows, index._meta.comm, "gather by system")
-    kind = Role.OWNED if index._rows == "atom" else Role.EDGE
     out = _local(call, rows, to_local(index))
     if role is Role.ANCHOR:
         return promote(out, Role.ANCHOR, index._meta)
-    return promote(out, kind, index._meta, index._row_dim)
+    return promote(out, index._entry, index._meta, index._row_dim)
 
 
-@register(
-    *_OPS, when="by a per-atom or per-edge integer, from a table", does="row by row",
-    predicate=lambda call: _index_role(call) in (Role.OWNED, Role.EDGE)
-    and not to_local(_parts(call)[1]).is_floating_point()
-    and _parts(call)[1].dtype is not torch.bool
-    and getattr(_parts(call)[0], "_role", Role.SYSTEM) is Role.SYSTEM
-    and call.name != "gather",
-)  # fmt: skip
+def _is_look_up(call: Call) -> bool:
+    source, index, _ = _parts(call)
+    if not isinstance(index, ShardTensor) or not index._role.has_rows or call.name == "gather":
+        return False
+    integer = not index.dtype.is_floating_point and index.dtype is not torch.bool
+    return integer and getattr(source, "_role", Role.SYSTEM) is Role.SYSTEM
+
+
+@register(*_OPS, when="by a per-atom or per-edge integer, from a table", does="row by row", predicate=_is_look_up)
 def look_up(call: Call):
     source, index, dim = _parts(call)
     rows = to_local(source)

@@ -65,7 +65,7 @@ def _keeps_edges(item: Any) -> bool:
 
 def _getitem_of_one(call: Call, index: ShardTensor, item: Any):
     items = item if isinstance(item, tuple) else (item,)
-    if all(i is None or i is Ellipsis or isinstance(i, slice) or isinstance(i, torch.Tensor) for i in items):
+    if all(i is None or i is Ellipsis or isinstance(i, (slice, torch.Tensor)) for i in items):
         out = call.run()
         lead = 0
         for i in items:

@@ -48,7 +48,7 @@ def replicated_value(call: Call):
     "to", "type", "type_as", "double", "float", "half", "bfloat16", "int", "long", "short", "bool", "contiguous",
     "clone", "detach", "requires_grad", "alias", "cpu", "cuda", "get:data",
     when="any role, as first argument", does="keeps role and partition",
-    predicate=lambda call: bool(call.args) and call.args[0] is call.shards[0],
+    predicate=lambda call: bool(call.args) and call.args[0] is call.shards[0] and not call.has(Role.COUNT),
 )  # fmt: skip
 def keep(call: Call):
     out = call.run()
@@ -62,8 +62,9 @@ def keep(call: Call):
 )  # fmt: skip
 def allocate_like(call: Call):
     model = call.shards[0]
-    # zeros in the shape of a stand-in or of an index are ordinary per-atom zeros
-    role = Role.OWNED if model._role in (Role.ANCHOR, Role.SYSTEM_INDEX) else model._role
-    if model._role is Role.SYSTEM_INDEX and model._rows == "edge":
-        role = Role.EDGE
+    role = model._role
+    if role is Role.ANCHOR:  # zeros in the shape of a stand-in are ordinary per-atom zeros
+        role = model._meta.atom_role
+    elif role is Role.SYSTEM_INDEX:
+        role = model._entry
     return like(call.run(), model, role=role)

@@ -1,8 +1,9 @@
 """Writing rows by index: ``scatter_add``, ``index_add``, ``scatter_reduce``, ``index_put``.
 
-* by RECEIVER: local and complete, because each edge lives where its receiver is owned.
-* by SENDER: into owned and halo rows, then the halo rows are summed into their owners.
-* by SYSTEM_INDEX: this rank's share, then a sum (maximum, ...) over ranks; the result is the same everywhere.
+* by RECEIVER: local and complete, because each edge lives where its receiver is owned. Under ``halo_correction``
+  the halo rows are then summed into their owners and refreshed.
+* by SENDER: into owned and halo rows; the halo rows are then combined into their owners (sum, mean, max, min).
+* by SYSTEM_INDEX: this rank's share, then combined over ranks; the result is the same everywhere.
 
 In-place forms keep in-place semantics: the tensor written to holds the final value also if the call's return is
 dropped.
@@ -16,12 +17,12 @@ import torch
 from torch import Tensor
 
 from nvdd.dispatch import Call, register
-from nvdd.exchange import fold, sum_over_ranks
+from nvdd.exchange import correct, fetch, fold, fold_extremum, gather_shares, sum_over_ranks
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
 
 _OPS = ("scatter_add", "index_add", "scatter_reduce", "index_reduce", "index_put", "scatter")
-_SUMS = {"sum", "add", "mean"}
+_EXTREMA = ("amax", "amin")
 
 
 def _index(call: Call) -> Any:
@@ -31,8 +32,8 @@ def _index(call: Call) -> Any:
     return call.arg(2, "index")
 
 
-def _role(call: Call) -> Role | None:
-    return getattr(_index(call), "_role", None)
+def _by(*roles: Role):
+    return lambda call: getattr(_index(call), "_role", None) in roles
 
 
 def _pieces(call: Call) -> tuple[Tensor, Tensor, str]:
@@ -43,156 +44,215 @@ def _pieces(call: Call) -> tuple[Tensor, Tensor, str]:
     if call.name in ("scatter_add", "index_add"):
         return target, call.arg(3, "src" if call.name == "scatter_add" else "source"), "sum"
     if call.name == "scatter":
-        return (
-            target,
-            call.arg(3, "src"),
-            {"add": "sum", None: "replace"}.get(call.arg(4, "reduce"), "multiply"),
-        )
-    how = call.arg(4, "reduce")
-    return target, call.arg(3, "src" if call.name == "scatter_reduce" else "source"), how
+        return target, call.arg(3, "src"), {"add": "sum", None: "replace"}.get(call.arg(4, "reduce"), "multiply")
+    return target, call.arg(3, "src" if call.name == "scatter_reduce" else "source"), call.arg(4, "reduce")
 
 
 def _check_target(call: Call, target: Tensor, rows: int, what: str) -> None:
     dim = 0 if call.name == "index_put" else call.arg(1, "dim")
-    index = _index(call)
-    if (dim + target.dim() if dim < 0 else dim) != index._row_dim or (index._row_dim != 0 and target.dim() == 1):
-        raise call.refuse("a scatter by atoms or systems along another dimension than the one that counts them")
+    if (dim + target.dim() if dim < 0 else dim) != _index(call)._row_dim:
+        raise call.refuse("a scatter along another dimension than the one that counts rows")
     if target.shape[dim] != rows:
         raise call.refuse(
             f"the tensor written to has {target.shape[dim]} rows, where this rank has {rows} {what}",
-            "Allocate it with as many rows as the per-atom inputs have (data.atomic_numbers.shape[0]) or as there "
-            "are systems (data.n_systems)",
+            "Allocate it with as many rows as the per-atom inputs have (data.n_atoms), or as there are systems "
+            "(data.n_systems)",
         )
 
 
-@register(
-    *_OPS,
-    when="by RECEIVER",
-    does="local: receivers are owned",
-    predicate=lambda call: _role(call) is Role.RECEIVER,
-)
+def _check_rows_written(call: Call, source: Any, index: ShardTensor) -> None:
+    """What is written must have the rows that the entries of the index stand for."""
+    if isinstance(source, ShardTensor):
+        kind = source._entry if source._role is Role.SYSTEM_INDEX else source._role
+        if kind is not index._entry and kind is not Role.SYSTEM:
+            raise call.refuse(f"the index has entries for: {index._entry.value}; what is written has: {kind.value}")
+
+
+def _result(
+    value: Tensor, call: Call, target: Tensor, source: Any, role: Role, meta: ShardMeta, row_dim: int
+) -> Tensor:
+    """Puts ``value`` into the target if the call is in place, and gives it its role.
+
+    Where the model made both operands local, the result stays plain.
+    """
+    if call.inplace:
+        plain = to_local(target)
+        value = plain if value is plain else plain.copy_(value)
+    tracked = isinstance(target, ShardTensor) or isinstance(source, ShardTensor) or role is Role.SYSTEM
+    return promote(value, role, meta, row_dim) if tracked else value
+
+
+def _local(
+    call: Call, target: Tensor, dim: int, rows: Tensor, source: Any, how: str, include_self: bool = True
+) -> Tensor:
+    """Out of place, on this rank, whichever of torch's scatter functions fits the index."""
+    source = to_local(source)
+    if not isinstance(source, Tensor):
+        source = torch.full(rows.shape, source, dtype=target.dtype, device=target.device)
+    by_row = rows.dim() == 1 and (target.dim() > 1 or source.dim() != 1)
+    if how == "sum":
+        alpha = call.kwargs.get("alpha", 1)
+        source = source if alpha == 1 else source * alpha
+        if by_row:
+            return target.index_add(dim, rows, source)
+        return target.scatter_add(dim, rows, source)
+    if by_row:
+        return target.index_reduce(dim, rows, source, how, include_self=include_self)
+    return target.scatter_reduce(dim, rows, source, how, include_self=include_self)
+
+
+@register(*_OPS, when="by RECEIVER", does="local: receivers are owned", predicate=_by(Role.RECEIVER))
 def scatter_to_receivers(call: Call):
     index = _index(call)
-    target, source, _ = _pieces(call)
-    if getattr(target, "_role", Role.OWNED) is not Role.OWNED:
-        raise call.refuse("a scatter over receivers writes rows of atoms")
-    _check_target(call, target, index._meta.n_owned, "owned atoms")
-    return _owned(call.run(), target, source, index)
+    meta = index._meta
+    target, source, how = _pieces(call)
+    role = meta.role_of(index._of)
+    if getattr(target, "_role", role) is not role:
+        raise call.refuse(f"the index writes rows of {index._of}")
+    _check_rows_written(call, source, index)
+    _check_target(call, target, meta.rows_of(index._of), index._of)
+    if index._of != "atoms" or not meta.corrects or meta.comm.size == 1:
+        out = call.run()
+        tracked = isinstance(target, ShardTensor) or isinstance(source, ShardTensor)
+        return promote(to_local(out), role, meta, index._row_dim) if tracked else out
+    if how != "sum" or index._row_dim != 0:
+        # receivers are owned: owned rows are complete, and halo rows only need their owners' values
+        value = _out_of_place(call, target)
+        value = fetch(value[: meta.n_owned], meta.plan, f"{call.name} over receivers, forward")
+    else:
+        zeros = torch.zeros_like(to_local(target))
+        value = to_local(target) + correct(_local(call, zeros, 0, to_local(index), source, how), meta.plan, call.name)
+    return _result(value, call, target, source, role, meta, 0)
 
 
-def _owned(out: Tensor, target: Tensor, source: Tensor, index: ShardTensor) -> Tensor:
-    """The role that the operands had; what the model made local stays plain."""
-    if isinstance(target, ShardTensor) or isinstance(source, ShardTensor):
-        return promote(to_local(out), Role.OWNED, index._meta, index._row_dim)
-    return out
+def _out_of_place(call: Call, target: Tensor) -> Tensor:
+    """The operation on a copy of its target."""
+    copy = to_local(target).clone()
+    return to_local(call.run(copy, *call.args[1:], **call.kwargs))
 
 
 @register(
-    *_OPS,
-    when="by SENDER, a sum",
-    does="into owned and halo rows, then folded into owners",
-    predicate=lambda call: _role(call) is Role.SENDER,
+    *_OPS, when="by SENDER", does="into owned and halo rows, then combined at their owners", predicate=_by(Role.SENDER)
 )
 def scatter_to_senders(call: Call):
     index = _index(call)
+    meta, space = index._meta, index._of
     target, source, how = _pieces(call)
-    if how != "sum" or index._row_dim != 0:
-        raise call.refuse(
-            f"a scatter over senders that combines by {how!r}", "Sum over senders, or combine over receivers"
-        )
-    _check_target(call, target, index._meta.n_owned, "owned atoms")
-    meta = index._meta
-    plain = to_local(target)
-    share = plain.new_zeros((meta.n_padded, *plain.shape[1:]))
-    alpha = call.kwargs.get("alpha", 1)
-    rows, src = to_local(index), to_local(source)
-    share = share.scatter_add(0, rows, src) if rows.dim() > 1 else share.index_add(0, rows, src)
-    total = fold(share, meta.plan, f"{call.name} over senders")
-    return _owned(_add(call, plain, total, alpha), target, source, index)
+    if how not in ("sum", "mean", *_EXTREMA) or index._row_dim != 0:
+        raise call.refuse(f"a scatter over senders that combines by {how!r}", "Combine over receivers instead")
+    _check_rows_written(call, source, index)
+    _check_target(call, target, meta.rows_of(space), space)
+    plan, plain, rows = meta.plan_of(space), to_local(target), to_local(index)
+    include_self = call.arg(5, "include_self", True)
+    site = f"{call.name} over senders"
+    start = plain[: plan.n_owned]
+    empty = start.new_zeros(plan.n_padded, *plain.shape[1:])
+
+    def total(values: Any) -> Tensor:
+        return fold(_local(call, empty, 0, rows, values, "sum"), plan, site)
+
+    if how == "sum":
+        owned = start + total(source)
+    elif how == "mean":
+        count = total(torch.ones_like(to_local(source)))
+        summed = total(source) + (start if include_self else 0)
+        count = count + 1 if include_self else count
+        owned = torch.where(count > 0, summed / count.clamp(min=1), start)
+    else:
+        best = _local(call, _worst(empty, how), 0, rows, to_local(source).detach(), how)
+        best = fold_extremum(best, plan, how, site)
+        reread = fetch(best, plan, site + ", ties")
+        owned = _with_gradient(start, best, source, lambda: _read(reread, rows), total, how, include_self)
+    if space == "atoms" and not meta.fetches:
+        owned = fetch(owned, plan, site + ", forward")
+    return _result(owned, call, target, source, meta.role_of(space), meta, 0)
 
 
-def _add(call: Call, target: Tensor, value: Tensor, alpha: float = 1) -> Tensor:
-    return target.add_(value, alpha=alpha) if call.inplace else target.add(value, alpha=alpha)
+def _worst(like: Tensor, how: str) -> Tensor:
+    """A tensor that any value beats."""
+    if like.is_floating_point():
+        return torch.full_like(like, -torch.inf if how == "amax" else torch.inf)
+    info = torch.iinfo(like.dtype)
+    return torch.full_like(like, info.min if how == "amax" else info.max)
+
+
+def _read(values: Tensor, rows: Tensor) -> Tensor:
+    return values.index_select(0, rows) if rows.dim() == 1 else values.gather(0, rows)
+
+
+def _with_gradient(start: Tensor, best: Tensor, source: Any, reread, total, how: str, include_self: bool) -> Tensor:
+    """The extremum over all ranks, with torch's gradient: shared equally by all that attain it, also elsewhere.
+
+    Args:
+        start: what the target held.
+        best: the extremum of what is written, over ranks, not differentiable; `_worst` where nothing is.
+        source: what is written.
+        reread: gives ``best`` at each entry of the index.
+        total: sums values over the entries of the index and over ranks.
+    """
+    nothing = best == _worst(best, how)
+    better = torch.maximum if how == "amax" else torch.minimum
+    value = better(best, start.detach()) if include_self else torch.where(nothing, start.detach(), best)
+    source = to_local(source)
+    if not (source.requires_grad or start.requires_grad):
+        return value
+    attains = (source.detach() == reread()).to(source.dtype)
+    at_start = ((start.detach() == value) if include_self else nothing).to(source.dtype)
+    wins = (best == value).to(source.dtype) * (~nothing).to(source.dtype)
+    count = (total(attains) * wins + at_start).clamp(min=1)
+    # equal in value to zero; its derivative is the equal share of each that attains the extremum
+    path = total(attains * (source - source.detach())) * wins + at_start * (start - start.detach())
+    return value + path / count
 
 
 @register(
-    *_OPS,
-    when="by SYSTEM_INDEX",
-    does="this rank's share, then combined over ranks",
-    predicate=lambda call: _role(call) is Role.SYSTEM_INDEX,
+    *_OPS, when="by SYSTEM_INDEX", does="this rank's share, then combined over ranks", predicate=_by(Role.SYSTEM_INDEX)
 )
 def scatter_to_systems(call: Call):
     index = _index(call)
     meta = index._meta
     target, source, how = _pieces(call)
     if not meta.policy.system_reductions:
-        raise call.refuse(
-            "the spec's policy has system_reductions off, so sums over systems are not known to be global"
-        )
+        raise call.refuse("the policy has system_reductions off, so sums over systems are not known to be global")
     if getattr(target, "_role", Role.SYSTEM) is not Role.SYSTEM:
         raise call.refuse("a scatter by system writes per-system rows")
-    _check_target(call, target, meta.n_systems, "systems")
-    plain, rows, src = to_local(target), to_local(index), to_local(source)
-    dim = index._row_dim
-    if meta.n_phantom and index._rows == "atom":
-        rows, src = rows.narrow(dim, 0, meta.n_counted), src.narrow(dim, 0, meta.n_counted)
-    if how in ("sum", "mean"):
-        total = sum_over_ranks(_local_sum(plain, dim, rows, src), meta.comm, f"{call.name} by system")
-        if how == "mean":
-            total = _mean(call, plain, dim, rows, src, total, meta)
-            out = plain.copy_(total) if call.inplace else total
-        else:
-            out = _add(call, plain, total, call.kwargs.get("alpha", 1))
-    elif how in ("amax", "amin", "prod"):
-        out = _extremum(call, plain, dim, rows, src, how, meta)
-    else:
+    if how not in ("sum", "mean", "prod", *_EXTREMA):
         raise call.refuse(f"a scatter by system that combines by {how!r}")
-    return promote(out, Role.SYSTEM, meta)
+    _check_rows_written(call, source, index)
+    _check_target(call, target, meta.n_systems, "systems")
+    plain, rows, dim = to_local(target), to_local(index), index._row_dim
+    values = to_local(source)
+    if not isinstance(values, Tensor):
+        values = torch.full(rows.shape, values, dtype=plain.dtype, device=plain.device)
+    if index._entry.is_atoms:  # a phantom and halo rows count nowhere
+        rows, values = rows.narrow(dim, 0, meta.n_counted), values.narrow(dim, 0, meta.n_counted)
+    include_self = call.arg(5, "include_self", True)
+    site = f"{call.name} by system"
 
+    def total(v: Tensor) -> Tensor:
+        return sum_over_ranks(_local(call, torch.zeros_like(plain), dim, rows, v, "sum"), meta.comm, site)
 
-def _local_sum(target: Tensor, dim: int, rows: Tensor, src: Tensor) -> Tensor:
-    zeros = torch.zeros_like(target)
-    if rows.dim() == 1 and src.dim() > 1:
-        return zeros.index_add(dim, rows, src)
-    return zeros.scatter_add(dim, rows, src)
-
-
-def _mean(call: Call, target, dim, rows, src, total, meta: ShardMeta) -> Tensor:
-    include = call.arg(5, "include_self", True)
-    counts = sum_over_ranks(_local_sum(target, dim, rows, torch.ones_like(src)), meta.comm, "counts by system")
-    if include:
-        return (target + total) / (counts + 1)
-    return torch.where(counts > 0, total / counts.clamp(min=1), target)
-
-
-def _extremum(call: Call, target, dim, rows, src, how: str, meta: ShardMeta) -> Tensor:
-    """Maximum, minimum or product over ranks; gradients flow to this rank's share as torch's own would."""
-    if src.requires_grad:
-        raise call.refuse(
-            f"the gradient of a {how} over ranks", "Detach it (softmax is the same with a detached maximum)"
-        )
-    start = {"amax": -torch.inf, "amin": torch.inf, "prod": 1.0}[how]
-    if not src.is_floating_point():
-        info = torch.iinfo(src.dtype)
-        start = {"amax": info.min, "amin": info.max, "prod": 1}[how]
-    share = torch.full_like(target, start)
-    share = (
-        share.index_reduce(dim, rows, src, how)
-        if rows.dim() == 1 and src.dim() > 1
-        else share.scatter_reduce(dim, rows, src, how)
-    )
-    op = {"amax": "max", "amin": "min", "prod": "prod"}[how]
-    total = meta.comm.all_reduce(share, op, f"{call.name} by system")
-    if call.arg(5, "include_self", True):
-        total = {"amax": torch.maximum, "amin": torch.minimum, "prod": torch.mul}[how](total, target)
+    if how == "sum":
+        out = plain + total(values)
+    elif how == "mean":
+        count = total(torch.ones_like(values)) + (1 if include_self else 0)
+        summed = total(values) + (plain if include_self else 0)
+        out = torch.where(count > 0, summed / count.clamp(min=1), plain)
+    elif how == "prod":
+        shares = gather_shares(_local(call, torch.ones_like(plain), dim, rows, values, "prod"), meta.comm, site)
+        touched = total(torch.ones_like(values)) > 0
+        out = shares.prod(0) * plain if include_self else torch.where(touched, shares.prod(0), plain)
     else:
-        total = torch.where(total == start, target, total)
-    return target.copy_(total) if call.inplace else total
+        best = _local(call, _worst(plain, how), dim, rows, values.detach(), how)
+        best = meta.comm.all_reduce(best, {"amax": "max", "amin": "min"}[how], site)
+        reread = lambda: best.index_select(dim, rows) if rows.dim() == 1 else best.gather(dim, rows)
+        out = _with_gradient(plain, best, values, reread, total, how, include_self)
+    return _result(out, call, target, source, Role.SYSTEM, meta, 0)
 
 
 @register(
-    "setitem", when="x[receivers] = or x[system] = ...", does="refused: which edge wins is not defined",
-    predicate=lambda call: isinstance(call.args[1], ShardTensor) and call.args[1]._role is not Role.OWNED,
+    "setitem", when="x[receivers] = ..., x[systems] = ...", does="refused: which edge wins is not defined",
+    predicate=lambda call: isinstance(call.args[1], ShardTensor) and not call.args[1]._role.is_atoms,
 )  # fmt: skip
 def assign_by_index(call: Call):
     raise call.refuse(

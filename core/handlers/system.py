@@ -1,98 +1,157 @@
-"""Reductions over all atoms or edges, and counts: this rank's share, then over ranks; the result is SYSTEM."""
+"""Reductions over all atoms, edges or bonds: this rank's share, then over ranks; the result is SYSTEM.
+
+Counts are global, and where several rows on several ranks attain a maximum they share its gradient equally, as
+torch does in one process.
+"""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nvdd.dispatch import Call, register
-from nvdd.exchange import sum_over_ranks
+from nvdd.exchange import broadcast, gather_shares, sum_over_ranks
 from nvdd.handlers.rows import dims_of
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
 
-_REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "any", "all", "nansum", "count_nonzero")
+_SUMS = ("sum", "nansum", "count_nonzero")
+_MOMENTS = ("mean", "var", "std")
+_EXTREMA = ("amax", "amin", "max", "min")
+_NORMS = ("norm", "linalg_vector_norm", "vector_norm", "linalg_norm")
+
+
+def _dims(call: Call, x: Tensor) -> tuple[int, ...]:
+    position = 2 if call.name in _NORMS else 1
+    dim = call.arg(position, "dim", call.kwargs.get("axis"))
+    return tuple(range(x.dim())) if isinstance(dim, bool) else dims_of(dim, x.dim())
+
+
+def _keepdim(call: Call) -> bool:
+    position = {"norm": 3, "linalg_vector_norm": 3, "vector_norm": 3, "linalg_norm": 3}.get(call.name, 2)
+    if call.name in ("var", "std", "count_nonzero"):
+        return bool(call.kwargs.get("keepdim", False))
+    return bool(call.arg(position, "keepdim", False))
 
 
 def _over_rows(call: Call) -> bool:
     x = call.args[0] if call.args else None
-    if getattr(x, "_role", None) not in (Role.OWNED, Role.EDGE):
+    if not isinstance(x, ShardTensor) or not x._role.has_rows or x._role is Role.SYSTEM_INDEX:
         return False
+    # max(x, dim) gives places as well, which mean nothing over ranks; amax(x, dim) does not
     if call.name in ("max", "min") and len(call.args) + len(call.kwargs) > 1:
         return False
-    return x._row_dim in dims_of(call.arg(1, "dim"), x.dim())
+    return x._row_dim in _dims(call, x)
 
 
 def counted(x: ShardTensor) -> Tensor:
-    """The rows that count: those of a phantom atom don't."""
+    """The rows that count: neither a phantom atom nor halo rows."""
     plain = to_local(x)
-    if x._meta.n_phantom and x._role is Role.OWNED:
-        return plain.narrow(x._row_dim, 0, x._meta.n_counted)
-    return plain
+    return plain.narrow(x._row_dim, 0, x._meta.n_counted) if x._role.is_atoms else plain
+
+
+def _sum(values: Tensor, dims: tuple[int, ...], keepdim: bool, meta: ShardMeta, site: str) -> Tensor:
+    share = values.sum(dims, keepdim=keepdim) if dims else values
+    return sum_over_ranks(share, meta.comm, site)
+
+
+def _count(rows: Tensor, row_dim: int, dims: tuple[int, ...], meta: ShardMeta) -> Tensor:
+    """Number of values that go into each result, on all ranks."""
+    count = meta.comm.all_reduce(torch.tensor(rows.shape[row_dim], device=rows.device), "sum", "count of rows")
+    return count * math.prod(rows.shape[d] for d in dims if d != row_dim)
 
 
 @register(
-    *_REDUCTIONS,
-    when="OWNED or EDGE, over the rows",
-    does="this rank's share, then over ranks",
-    predicate=_over_rows,
-)
+    *_SUMS, *_MOMENTS, *_EXTREMA, *_NORMS, "prod", "any", "all",
+    when="rows, over the row dimension", does="this rank's share, then over ranks", predicate=_over_rows,
+)  # fmt: skip
 def reduce_rows(call: Call):
     x = call.args[0]
-    meta = x._meta
+    meta, site = x._meta, f"{call.name} over rows"
     if not meta.policy.system_reductions:
-        raise call.refuse("the spec's policy has system_reductions off, so a sum over atoms is not known to be global")
-    rows = counted(x)
-    rest, options = call.args[1:], call.kwargs
-    if call.name in ("sum", "nansum", "count_nonzero"):
-        total = sum_over_ranks(call.run(rows, *rest, **options), meta.comm, f"{call.name} over rows")
-    elif call.name == "mean":
-        total = _mean(rows, x._row_dim, rest, options, meta)
+        raise call.refuse("the policy has system_reductions off, so a sum over atoms is not known to be global")
+    if "out" in call.kwargs or "where" in call.kwargs:
+        raise call.refuse("a reduction over rows into out=")
+    rows, dims, keepdim = counted(x), _dims(call, x), _keepdim(call)
+    if call.name in _SUMS:
+        total = sum_over_ranks(call.run(rows, *call.args[1:], **call.kwargs), meta.comm, site)
+    elif call.name in _MOMENTS:
+        total = _moment(call, rows, x._row_dim, dims, keepdim, meta)
+    elif call.name in _NORMS:
+        total = _norm(call, rows, dims, keepdim, meta)
+    elif call.name in _EXTREMA:
+        total = _extremum(rows, dims, keepdim, call.name.endswith("max"), meta, site)
+    elif call.name == "prod":
+        total = gather_shares(call.run(rows, *call.args[1:], **call.kwargs), meta.comm, site).prod(0)
     else:
-        total = _extremum(call, rows, rest, options, meta)
+        share = call.run(rows, *call.args[1:], **call.kwargs).to(torch.int32)
+        total = meta.comm.all_reduce(share, "max" if call.name == "any" else "min", site).to(torch.bool)
     return promote(total, Role.SYSTEM, meta)
 
 
-def _mean(rows: Tensor, row_dim: int, rest: tuple, options: dict, meta: ShardMeta) -> Tensor:
-    options = {**options}
-    dims = dims_of(rest[0] if rest else options.get("dim"), rows.dim())
-    share = torch.sum(rows, *(rest or ()), **options) if rest or options else rows.sum()
-    n = 1
-    for d in dims:
-        n *= rows.shape[d] if d != row_dim else 1
-    count = meta.comm.all_reduce(torch.tensor(rows.shape[row_dim], device=rows.device), "sum", "count of rows")
-    return sum_over_ranks(share, meta.comm, "mean over rows") / (n * count)
+def _moment(call: Call, rows: Tensor, row_dim: int, dims, keepdim: bool, meta: ShardMeta) -> Tensor:
+    count = _count(rows, row_dim, dims, meta)
+    dtype = call.kwargs.get("dtype")
+    rows = rows if dtype is None else rows.to(dtype)
+    mean = _sum(rows, dims, True, meta, "mean over rows") / count
+    if call.name == "mean":
+        return mean if keepdim else _drop(mean, dims)
+    correction = call.kwargs.get("correction", 1)
+    unbiased = call.kwargs.get("unbiased")
+    for value in call.args[1:]:
+        unbiased = value if isinstance(value, bool) and unbiased is None else unbiased
+    if unbiased is not None:
+        correction = int(unbiased)
+    off = rows - broadcast(mean, meta.comm, "mean with rows")
+    variance = _sum(off * off, dims, keepdim, meta, f"{call.name} over rows") / (count - correction)
+    return variance.sqrt() if call.name == "std" else variance
 
 
-def _extremum(call: Call, rows: Tensor, rest: tuple, options: dict, meta: ShardMeta) -> Tensor:
-    if rows.requires_grad:
-        raise call.refuse(
-            f"the gradient of {call.name} over the rows of all ranks",
-            "Detach it first if no gradient is meant",
-        )
-    if call.name in ("any", "all"):
-        share = call.run(rows, *rest, **options)
-        op = "max" if call.name == "any" else "min"
-        return meta.comm.all_reduce(share.to(torch.int32), op, f"{call.name} over rows").to(torch.bool)
-    largest = call.name in ("amax", "max")
+def _drop(value: Tensor, dims: tuple[int, ...]) -> Tensor:
+    for d in sorted(dims, reverse=True):
+        value = value.squeeze(d)
+    return value
+
+
+def _norm(call: Call, rows: Tensor, dims, keepdim: bool, meta: ShardMeta) -> Tensor:
+    order = call.arg(1, "p" if call.name == "norm" else "ord", 2)
+    order = 2 if order in (None, "fro") else order
+    if isinstance(order, str) or (call.name == "linalg_norm" and len(dims) == 2 and call.arg(1, "ord") is not None):
+        raise call.refuse(f"a matrix norm ({order!r}) over rows")
+    site = f"{call.name} over rows"
+    size = rows.abs()
+    if math.isinf(order):
+        return _extremum(size, dims, keepdim, order > 0, meta, site)
+    if order == 0:
+        return _sum((rows != 0).to(rows.dtype), dims, keepdim, meta, site)
+    powers = _sum(rows * rows if order == 2 else size**order, dims, keepdim, meta, site)
+    # the norm of zeros has gradient zero, as in torch
+    safe = torch.where(powers > 0, powers, torch.ones_like(powers))
+    return torch.where(powers > 0, safe ** (1.0 / order), torch.zeros_like(powers))
+
+
+def _extremum(rows: Tensor, dims, keepdim: bool, largest: bool, meta: ShardMeta, site: str) -> Tensor:
     if rows.is_floating_point():
-        start = -torch.inf if largest else torch.inf
+        worst: Any = -torch.inf if largest else torch.inf
     else:
-        info = torch.iinfo(rows.dtype)
-        start = info.min if largest else info.max
-    dims = dims_of(rest[0] if rest else options.get("dim"), rows.dim())
-    keepdim = options.get("keepdim", rest[1] if len(rest) > 1 else False)
-    # a rank without rows has nothing to say
-    shape = [size if d not in dims else 1 for d, size in enumerate(rows.shape)]
-    filler = rows.new_full(shape, start)
-    function = torch.amax if largest else torch.amin
-    row_dim = call.args[0]._row_dim
-    share = function(
-        torch.cat([rows, filler.expand([s if d != row_dim else 1 for d, s in enumerate(rows.shape)])], row_dim),
-        dims,
-        keepdim,
-    )
-    return meta.comm.all_reduce(share, "max" if largest else "min", f"{call.name} over rows")
+        worst = torch.iinfo(rows.dtype).min if largest else torch.iinfo(rows.dtype).max
+    shape = [1 if d in dims else size for d, size in enumerate(rows.shape)]
+    plain = rows.detach()
+    if plain.numel():
+        share = plain.amax(dims, keepdim=True) if largest else plain.amin(dims, keepdim=True)
+    else:  # a rank without rows has nothing to say
+        share = plain.new_full(shape, worst)
+    best = meta.comm.all_reduce(share, "max" if largest else "min", site)
+    value = best if keepdim else _drop(best, dims)
+    if not rows.requires_grad:
+        return value
+    attains = (plain == best).to(rows.dtype)
+    count = meta.comm.all_reduce(attains.sum(dims, keepdim=keepdim), "sum", site + ", ties")
+    # equal in value to zero; its derivative is the equal share of each that attains the extremum
+    return value + _sum(attains * (rows - plain), dims, keepdim, meta, site + ", gradient") / count
 
 
 def _is_system_index(call: Call) -> bool:
@@ -114,6 +173,6 @@ def count_by_system(call: Call):
     meta = index._meta
     if call.arg(1, "weights") is not None:
         raise call.refuse("weighted counts by system", "Use scatter_add")
-    rows = to_local(index)[: meta.n_counted] if index._rows == "atom" else to_local(index)
+    rows = to_local(index)[: meta.n_counted] if index._entry.is_atoms else to_local(index)
     share = torch.bincount(rows, minlength=max(meta.n_systems, call.arg(2, "minlength", 0)))
     return promote(meta.comm.all_reduce(share, "sum", "counts by system"), Role.SYSTEM, meta)

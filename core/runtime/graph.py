@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nvdd.communicator import Communicator
 from nvdd.data import Batch
+from nvdd.exchange import broadcast
 from nvdd.neighbors import edges_within
 from nvdd.partition import SpatialPartitioner
 from nvdd.plan import ExchangePlan
@@ -28,7 +29,7 @@ class Topology:
         receiver, sender: (C,) candidate edges, r < cutoff + skin, in local rows.
         shift: (C, 3) their periodic images, whole cell vectors.
         shift_vector: (C, 3) the same in A.
-        system: (n_owned,) system of each owned row.
+        system: (n_padded,) system of each row.
         plan: the halo exchange.
     """
 
@@ -59,6 +60,14 @@ class LocalGraph:
     sender: Tensor
     shift: Tensor
     vectors: Tensor
+
+    def differentiable(self, positions: Tensor, cell: Tensor) -> LocalGraph:
+        """The same graph with vectors that depend on ``positions`` (N, 3), which all ranks have alike."""
+        x = broadcast(positions, self.topology.plan.comm, "positions").index_select(0, self.topology.rows)
+        system = self.topology.system.index_select(0, self.receiver)
+        shift = torch.einsum("ei,eij->ej", self.shift, cell.index_select(0, system))
+        vectors = x.index_select(0, self.sender) - x.index_select(0, self.receiver) + shift
+        return replace(self, vectors=vectors)
 
 
 class GraphBuilder:
@@ -173,7 +182,7 @@ class GraphBuilder:
             sender=put(local[sender]),
             shift=put(shift),
             shift_vector=put(shift_vector),
-            system=put(system[rows[:n_owned]]),
+            system=put(system[rows]),
             plan=plan,
         )
 

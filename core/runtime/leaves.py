@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from nvdd.data import Batch
-from nvdd.exchange import broadcast, fold_packed
+from nvdd.exchange import broadcast, fetch, fold_packed
+from nvdd.handlers.count import make_count
 from nvdd.model_config import EdgeLayout
 from nvdd.roles import Role, ShardMeta
 from nvdd.runtime.graph import LocalGraph
@@ -26,12 +27,12 @@ def _index_pair(graph: LocalGraph, layout: EdgeLayout, meta: ShardMeta) -> Tenso
 
 
 def _fields(batch: Batch, graph: LocalGraph, meta: ShardMeta, dtype: torch.dtype) -> dict[str, Any]:
-    """Per-atom inputs of the owned rows, per-system inputs as they are."""
-    rows = graph.topology.rows[: meta.n_owned]
+    """Per-atom inputs of this rank's rows (halo rows too under ``halo_read``), per-system inputs as they are."""
+    rows = graph.topology.rows[: meta.n_rows]
 
     def own(value: Tensor) -> Tensor:
         value = value.index_select(0, rows)
-        return promote(value.to(dtype) if value.is_floating_point() else value, Role.OWNED, meta)
+        return promote(value.to(dtype) if value.is_floating_point() else value, meta.atom_role, meta)
 
     def replicated(value: Tensor) -> Tensor:
         return promote(value.to(dtype) if value.is_floating_point() else value, Role.SYSTEM, meta)
@@ -39,11 +40,17 @@ def _fields(batch: Batch, graph: LocalGraph, meta: ShardMeta, dtype: torch.dtype
     return {
         "atomic_numbers": own(batch.atomic_numbers),
         "pbc": batch.pbc,
-        "batch": promote(graph.topology.system, Role.SYSTEM_INDEX, meta),
+        "batch": promote(graph.topology.system[: meta.n_rows], Role.SYSTEM_INDEX, meta, entry=meta.atom_role),
         "n_systems": batch.n_systems,
+        "n_atoms_per_system": _counts(batch, graph, meta),
         "node_fields": {k: own(v) for k, v in batch.node_fields.items()},
         "system_fields": {k: replicated(v) for k, v in batch.system_fields.items()},
     }
+
+
+def _counts(batch: Batch, graph: LocalGraph, meta: ShardMeta) -> Tensor:
+    mine = torch.bincount(graph.topology.system[: meta.n_rows], minlength=batch.n_systems)
+    return make_count(mine, torch.bincount(batch.batch, minlength=batch.n_systems), meta)
 
 
 class EdgeVectorLeaf:
@@ -57,9 +64,12 @@ class EdgeVectorLeaf:
         self, batch: Batch, graph: LocalGraph, meta: ShardMeta, layout: EdgeLayout, dtype: torch.dtype
     ) -> None:
         self.graph, self.meta = graph, meta
-        self.leaf = graph.vectors.to(dtype).requires_grad_(True)
+        # vectors that already depend on positions (to be differentiated twice) stay in that graph
+        self.leaf = graph.vectors.to(dtype)
+        if not self.leaf.requires_grad:
+            self.leaf = self.leaf.requires_grad_(True)
         vectors = promote(self.leaf if layout.sign > 0 else -self.leaf, Role.EDGE, meta)
-        n, k = meta.n_owned, batch.n_systems
+        n, k = meta.n_rows, batch.n_systems
         eye = torch.eye(3, dtype=dtype, device=batch.device).expand(k, 3, 3)
         self.batch = Batch(
             positions=promote(torch.zeros(n, 3, dtype=dtype, device=batch.device), Role.ANCHOR, meta),
@@ -75,7 +85,7 @@ class EdgeVectorLeaf:
         """forces (n_owned, 3), virial (n_systems, 3, 3; this rank's share), virials (n_owned, 3, 3)."""
         (pair,) = torch.autograd.grad(energy, self.leaf, create_graph=create_graph)
         pair = pair.to(torch.float64)
-        vectors = self.leaf.to(torch.float64) if create_graph else self.graph.vectors
+        vectors = self.leaf.to(torch.float64) if create_graph else self.graph.vectors.detach()
         graph, meta, plan = self.graph, self.meta, self.meta.plan
         out: dict[str, Tensor] = {}
         fields = []
@@ -109,13 +119,20 @@ class PositionLeaf:
     ) -> None:
         self.graph, self.meta = graph, meta
         rows = graph.topology.rows[: meta.n_owned]
-        self.leaf = batch.positions.detach().index_select(0, rows).to(dtype).requires_grad_(True)
+        positions = batch.positions
+        if graph.vectors.requires_grad:  # to be differentiated twice
+            self.leaf = broadcast(positions, meta.comm, "positions").index_select(0, rows).to(dtype)
+        else:
+            self.leaf = positions.detach().index_select(0, rows).to(dtype).requires_grad_(True)
         self.strain = torch.zeros(batch.n_systems, 3, 3, dtype=dtype, device=batch.device, requires_grad=True)
         strain = 0.5 * (self.strain + self.strain.transpose(1, 2))
-        by_atom = broadcast(strain, meta.comm, "strain").index_select(0, graph.topology.system)
+        by_atom = broadcast(strain, meta.comm, "strain").index_select(0, graph.topology.system[: meta.n_owned])
         cell = batch.cell.to(dtype)
+        positions = self.leaf + torch.einsum("ni,nij->nj", self.leaf, by_atom)
+        if not meta.fetches:
+            positions = fetch(positions, meta.plan, "positions")
         self.batch = Batch(
-            positions=promote(self.leaf + torch.einsum("ni,nij->nj", self.leaf, by_atom), Role.OWNED, meta),
+            positions=promote(positions, meta.atom_role, meta),
             cell=promote(cell + cell @ strain, Role.SYSTEM, meta),
             neighbor_list=_index_pair(graph, layout, meta),
             neighbor_list_shifts=promote(layout.sign * graph.shift.to(dtype), Role.EDGE, meta),

@@ -79,8 +79,8 @@ class DistributedModel:
                 "message-passing models) or pass spec="
             )
         policy = self.spec.distribution.policy
-        if not isinstance(policy, HaloStoragePolicy) or not policy.fetches:
-            raise InputError(f"this version distributes HaloStoragePolicy('local', 'halo_fetch'), not {policy}")
+        if not isinstance(policy, HaloStoragePolicy):
+            raise InputError(f"strategy 'halo' needs a HaloStoragePolicy in the model's spec, not {policy}")
 
     @property
     def available_outputs(self) -> set[str]:
@@ -109,7 +109,9 @@ class DistributedModel:
         Args:
             batch: plain tensors; all atoms of all systems.
             outputs: names out of `available_outputs`.
-            create_graph: keep the autograd graph, to differentiate the outputs again.
+            create_graph: keep the autograd graph, to differentiate the outputs again: by ``batch.positions`` if
+                they require a gradient (which comes out complete on every rank), and by the model's parameters
+                (each rank gets its share, to be summed over ranks).
 
         Returns:
             Per-system values, and per-atom values of the atoms that this rank owns.
@@ -130,6 +132,8 @@ class DistributedModel:
                 graph.topology.plan, batch.n_systems, graph.topology.n_phantom, self.spec.distribution.policy
             )
             self._phase("edges")
+            if create_graph and batch.positions.requires_grad:
+                graph = graph.differentiable(batch.positions, batch.cell)
             leaf_type = EdgeVectorLeaf if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS else PositionLeaf
             leaf = leaf_type(batch, graph, meta, self.layout, self.wrapper.dtype)
             self._phase("forward")

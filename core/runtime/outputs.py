@@ -57,10 +57,10 @@ def check_roles(outputs: Mapping[str, Tensor], spec: MLIPSpec, meta: ShardMeta) 
         role = getattr(value, "_role", None)
         label = f"output {name!r} of shape {tuple(value.shape)}"
         if kind is OutputKind.PER_NODE:
-            if role not in (None, Role.OWNED):
+            if role not in (None, meta.atom_role):
                 raise DistributedOpError(f"{label} is declared PER_NODE but is {role.value}")
-            if value.shape[:1] != (meta.n_owned,):
-                raise DistributedOpError(f"{label} is declared PER_NODE but this rank owns {meta.n_owned} atoms")
+            if value.shape[:1] != (meta.n_rows,):
+                raise DistributedOpError(f"{label} is declared PER_NODE but this rank has {meta.n_rows} rows of atoms")
         elif kind is OutputKind.PER_GRAPH and declared.reduce is not Reduce.ALL_REDUCE:
             if role is not Role.SYSTEM and meta.comm.size > 1:
                 raise DistributedOpError(
@@ -95,9 +95,9 @@ class Energy:
         """From per-atom ``energies`` if the model gives them, else from ``energy``."""
         if "energies" in outputs:
             energies = to_local(outputs["energies"])
-            if energies.numel() != meta.n_owned:
+            if energies.numel() != meta.n_rows:
                 raise DistributedOpError(
-                    f"energies of shape {tuple(energies.shape)} are not one number an atom ({meta.n_owned} owned)"
+                    f"energies of shape {tuple(energies.shape)} are not one number an atom ({meta.n_rows} rows)"
                 )
             energies = energies.reshape(-1)[: meta.n_counted].to(torch.float64)
             share = energies.new_zeros(meta.n_systems).index_add(0, system[: meta.n_counted], energies)

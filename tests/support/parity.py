@@ -16,7 +16,15 @@ from ase import Atoms
 from ase.build import bulk, fcc111, molecule
 
 from builders import quartz, random_mace
-from nvdd import Batch, DistributedModel, DomainConfig, dispatch_trace
+from nvdd import (
+    Batch,
+    DistributedModel,
+    DistributionSpec,
+    DomainConfig,
+    HaloStoragePolicy,
+    MLIPSpec,
+    dispatch_trace,
+)
 from nvdd.communicator import Communicator
 from reference import brute_force_lj
 
@@ -204,7 +212,11 @@ def on_rank(comm: Communicator, model: str, name: str, options: dict, strain=Non
     atoms = structure(name).copy()
     if strain is not None:
         atoms.set_cell(atoms.cell.array @ (np.eye(3) + strain), scale_atoms=True)
-    distributed = DistributedModel(wrapper(model), DomainConfig(mesh=comm, **options))
+    spec = None
+    if options.pop("halo_correction", False):
+        policy = HaloStoragePolicy(scatter_mode="halo_correction", gather_mode="halo_read")
+        spec = MLIPSpec(DistributionSpec(policy), wrapper(model).distribution_spec().outputs)
+    distributed = DistributedModel(wrapper(model), DomainConfig(mesh=comm, **options), spec=spec)
     batch = Batch.from_atoms(atoms)
     wanted = {"energy", "energies", "forces"}
     if atoms.cell.rank == 3:

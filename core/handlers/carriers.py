@@ -1,0 +1,82 @@
+"""What the families of row-wise operations share: which operands carry rows, and how results get their role."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from nvdd.dispatch import Call
+from nvdd.exchange import broadcast
+from nvdd.roles import Role
+from nvdd.shard_tensor import ShardTensor, promote, to_local
+
+
+def carriers(call: Call) -> list[ShardTensor]:
+    """The operands whose rows are this rank's atoms, edges or bonds."""
+    return [s for s in call.shards if s._role.has_rows]
+
+
+def kind(shard: ShardTensor) -> Role:
+    """Role of a value computed from ``shard`` row by row."""
+    return shard._entry if shard._role is Role.SYSTEM_INDEX else shard._role
+
+
+def one_kind(call: Call) -> Role:
+    """The kind of rows that all operands have."""
+    kinds = {kind(c) for c in carriers(call)}
+    if len(kinds) > 1:
+        raise call.refuse("rows of different things (" + " / ".join(sorted(k.name for k in kinds)) + ") are combined")
+    return kinds.pop()
+
+
+def with_broadcast(call: Call) -> tuple[tuple, dict[str, Any]]:
+    """The arguments, with per-system values broadcast where they meet rows."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, ShardTensor):
+            local = to_local(value)
+            if value._role is Role.SYSTEM and local.requires_grad:
+                return broadcast(local, value._meta.comm, f"{call.name} with rows")
+            return local
+        if isinstance(value, (tuple, list)):
+            return type(value)(plain(v) for v in value)
+        return value
+
+    return tuple(plain(a) for a in call.args), {k: plain(v) for k, v in call.kwargs.items()}
+
+
+def allowed(call: Call) -> bool:
+    """No operand is an edge index, a count or a stand-in, which have handlers of their own."""
+    return not call.has(Role.SENDER, Role.RECEIVER, Role.EDGE_INDEX, Role.ANCHOR, Role.COUNT)
+
+
+def has_carrier(call: Call) -> bool:
+    """Predicate: at least one operand with rows."""
+    return allowed(call) and bool(carriers(call))
+
+
+def only_first(call: Call) -> bool:
+    """Predicate: the first argument has rows, and no other argument is a ShardTensor."""
+    return len(call.shards) == 1 and first_has_rows(call)
+
+
+def first_has_rows(call: Call) -> bool:
+    """Predicate: the first argument has rows."""
+    first = call.args[0] if call.args else None
+    return isinstance(first, ShardTensor) and first._role.has_rows and allowed(call)
+
+
+def keep(call: Call, out: Any, row_dim: int | None, why: str = "", role: Role | None = None) -> Any:
+    """The result(s) with the role of the first operand with rows; refused if the row dimension is lost."""
+    x = carriers(call)[0]
+    if row_dim is None:
+        raise call.refuse(why or "it mixes or cuts rows of atoms or edges")
+    role = role or kind(x)
+
+    def wrap(value: Any) -> Any:
+        return promote(value, role, x._meta, row_dim, x._entry, x._of) if isinstance(value, Tensor) else value
+
+    if isinstance(out, (tuple, list)):
+        return type(out)(map(wrap, out)) if type(out) in (tuple, list) else tuple(map(wrap, out))
+    return wrap(out)

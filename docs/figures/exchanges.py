@@ -1,0 +1,102 @@
+"""Counts the exchanges and bytes of one step of several models; prints the table of docs/how-it-works.md.
+
+    torchrun --nproc-per-node 2 docs/figures/exchanges.py
+
+A step here gives energy and forces and rebuilds no neighbour list. MACE's weights are random: they don't change what
+travels.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from ase import Atoms
+from ase.spacegroup import crystal
+
+from nvdd import Batch, Communicator, DistributedModel, DomainConfig, dispatch_trace
+from nvdd.models import load
+
+
+def quartz() -> Atoms:
+    """Alpha-quartz, 216 atoms; each moved a little."""
+    atoms = crystal(
+        ["Si", "O"],
+        [(0.4697, 0, 2 / 3), (0.4135, 0.2669, 0.7858)],
+        spacegroup=154,
+        cellpar=[4.913, 4.913, 5.405, 90, 90, 120],
+    ).repeat((3, 2, 4))
+    atoms.rattle(0.05, seed=1)
+    return Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=True)
+
+
+def random_mace(n_layers: int) -> torch.nn.Module:
+    """A ScaleShiftMACE for Si and O, 32x0e+32x1o, r_max 4.5 A."""
+    import mace  # noqa: F401  before e3nn
+    from e3nn import o3
+    from mace import modules
+
+    kinds = modules.interaction_classes
+    torch.manual_seed(0)
+    return modules.ScaleShiftMACE(
+        r_max=4.5,
+        num_bessel=8,
+        num_polynomial_cutoff=5,
+        max_ell=2,
+        interaction_cls=kinds["RealAgnosticResidualInteractionBlock"],
+        interaction_cls_first=kinds["RealAgnosticInteractionBlock"],
+        num_interactions=n_layers,
+        num_elements=2,
+        hidden_irreps=o3.Irreps("32x0e+32x1o"),
+        MLP_irreps=o3.Irreps("16x0e"),
+        atomic_energies=np.zeros(2),
+        avg_num_neighbors=20.0,
+        atomic_numbers=[8, 14],
+        correlation=3,
+        gate=torch.nn.functional.silu,
+        radial_type="bessel",
+        atomic_inter_scale=1.0,
+        atomic_inter_shift=0.0,
+    )
+
+
+def mace(n_layers: int):
+    """Its wrapper."""
+    from nvdd.models.mace import MACEWrapper
+
+    return MACEWrapper(random_mace(n_layers)).eval().requires_grad_(False)
+
+
+MODELS = {
+    "lj, one element": lambda: load("lj", epsilon=0.0104, sigma=2.2, cutoff=5.0),
+    "MACE, 2 layers": lambda: mace(2),
+    "MACE, 3 layers": lambda: mace(3),
+    "SevenNet-0 (5 layers)": lambda: load("sevenn:7net-0"),
+}
+
+
+def main() -> None:
+    """Runs on every rank; rank 0 prints."""
+    warnings.filterwarnings("ignore")
+    dist.init_process_group("gloo")
+    comm = Communicator(dist.group.WORLD)
+    batch = Batch.from_atoms(quartz())
+    if comm.rank == 0:
+        print(f"{batch.n_atoms} atoms on {comm.size} ranks; numbers of rank 0")
+    for name, make in MODELS.items():
+        model = DistributedModel(make(), DomainConfig(mesh=comm))
+        model(batch, {"energy"})  # builds the neighbour list and the plan
+        with dispatch_trace() as trace:
+            out = model(batch, {"energy", "forces"})
+        if comm.rank == 0:
+            print(f"\n{name}: {len(out.ids)} owned atoms, {out.n_halo} halo rows, {out.n_edges} edges")
+            print(f"  {trace.n_exchanges} exchanges, {trace.bytes_sent} bytes sent, reductions {dict(trace.reductions)}")
+            for e in trace.exchanges:
+                print(f"  {e.site}: {e.bytes_sent // max(e.rows_sent, 1)} bytes a row")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
