@@ -102,12 +102,16 @@ class GraphBuilder:
         self._reference: tuple[Tensor, ...] = ()
 
     def update(self, batch: Batch) -> LocalGraph:
-        """The graph of this rank for ``batch``, which is the same on every rank and on this rank's device."""
+        """The graph of this rank for ``batch``, which is the same on every rank.
+
+        The decision to rebuild is made on the device where the batch is: for one that comes from the CPU it costs no
+        synchronisation of a GPU.
+        """
         if not self._still_valid(batch):
             self._topology = self._build(batch)
             self._reference = tuple(t.clone() for t in self._key(batch))
             self.n_builds += 1
-        return self._filter(self._topology, batch.positions)
+        return self._filter(self._topology, batch.positions.detach().to(self.comm.device, torch.float64))
 
     @staticmethod
     def _key(batch: Batch) -> tuple[Tensor, ...]:
@@ -125,7 +129,7 @@ class GraphBuilder:
         return not moved.numel() or bool(moved.max() <= (0.5 * self.skin) ** 2)
 
     def _filter(self, topology: Topology, positions: Tensor) -> LocalGraph:
-        x = positions.detach().index_select(0, topology.rows)
+        x = positions.index_select(0, topology.rows)
         vectors = x.index_select(0, topology.sender) - x.index_select(0, topology.receiver) + topology.shift_vector
         near = (vectors.square().sum(1) < self.cutoff**2).nonzero().squeeze(1)
         return LocalGraph(

@@ -126,8 +126,9 @@ class DistributedModel:
         self.timings = {}
         with torch.inference_mode(False), torch.enable_grad():
             self._phase("edges")
-            batch = batch.to(self.comm.device)
+            volumes = [volume(c) for c in batch.cell.detach().cpu().numpy()]
             graph = self.graphs.update(batch)
+            batch = batch.to(self.comm.device)
             meta = ShardMeta(
                 graph.topology.plan, batch.n_systems, graph.topology.n_phantom, self.spec.distribution.policy
             )
@@ -144,7 +145,7 @@ class DistributedModel:
             self._phase("backward")
             derived = self._derive(leaf, energy, raw, wanted, create_graph)
             self._phase("consolidate")
-            values = self._consolidate(batch, meta, graph.topology.system, raw, energy, derived, wanted)
+            values = self._consolidate(volumes, meta, graph.topology.system, raw, energy, derived, wanted)
             if not create_graph:
                 values = {name: value.detach() for name, value in values.items()}
             self._phase(None)
@@ -173,7 +174,7 @@ class DistributedModel:
         return leaf.derive(energy.differentiated, names, create_graph)
 
     def _consolidate(
-        self, batch, meta, system: Tensor, raw, energy: Energy, derived, wanted: set[str]
+        self, volumes: list[float], meta: ShardMeta, system: Tensor, raw, energy: Energy, derived, wanted: set[str]
     ) -> dict[str, Tensor]:
         shares = {"energy": energy.by_system}
         if "virial" in derived:
@@ -182,10 +183,8 @@ class DistributedModel:
             if name in raw and name in wanted and spec.reduce is Reduce.ALL_REDUCE and name != "energy":
                 shares[name] = to_local(raw[name]).to(torch.float64)
         values = sum_systems(shares, meta)
-        volumes = torch.tensor([volume(c) for c in batch.cell.cpu().numpy()], dtype=torch.float64, device=batch.device)
         if "virial" in values and "stress" in wanted:
-            _require_volume(volumes)
-            values["stress"] = values["virial"] / volumes[:, None, None]
+            values["stress"] = _over_volume(values["virial"], volumes)
         if "virial" not in wanted:
             values.pop("virial", None)
         if "energies" in wanted:
@@ -195,8 +194,8 @@ class DistributedModel:
         if "forces" in derived:
             values["forces"] = derived["forces"][: meta.n_counted]
         if "virials" in derived:
-            _require_volume(volumes)
-            values["stresses"] = derived["virials"][: meta.n_counted] / volumes[system[: meta.n_counted], None, None]
+            mine = slice(None, meta.n_counted)
+            values["stresses"] = _over_volume(derived["virials"][mine], volumes, system[mine])
         for name in wanted - set(values):
             values[name] = self._as_returned(name, raw, meta)
         return values
@@ -208,9 +207,11 @@ class DistributedModel:
         return value[: meta.n_counted] if self.spec.outputs[name].kind is OutputKind.PER_NODE else value
 
 
-def _require_volume(volumes: Tensor) -> None:
-    if bool((volumes == 0).any()):
+def _over_volume(virial: Tensor, volumes: list[float], system: Tensor | None = None) -> Tensor:
+    if min(volumes) == 0:
         raise InputError("stress needs a cell with three independent vectors; ask for 'virial' instead")
+    divisor = virial.new_tensor(volumes)
+    return virial / (divisor if system is None else divisor[system])[:, None, None]
 
 
 def resolve_spec(wrapper: Any, strategy: StrategyKind) -> MLIPSpec | None:
