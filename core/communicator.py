@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ _OPS = {
 }
 _HEADER = 64  # bytes before each message between hosts: sequence number, bytes a row, name of the site
 _SITE = _HEADER - 16
+_NO_LIMIT = timedelta(days=7)
+_LEAST = 0.01  # s; gloo takes a time-out of zero for none
 
 
 class Communicator:
@@ -30,6 +34,7 @@ class Communicator:
         rank, size: this rank's number, and how many there are.
         device: where this rank computes.
         backend: ``"gloo"``, ``"nccl"`` or ``"none"`` (a single rank).
+        deadline: ``time.monotonic()`` by which every operation must have ended, or raises; None: as the group has it.
 
     Every rank calls the same methods in the same order. Messages carry a sequence number and the name of the
     site that sent them; if two ranks are not at the same site, both raise `CommunicationError`. (Over NCCL the
@@ -47,6 +52,8 @@ class Communicator:
             table = dict(p.split(":") for p in name.split(",")) if ":" in name else {}
             self.backend = table.get(self.device.type, name)
             self._global_ranks = dist.get_process_group_ranks(group)
+        self.deadline: float | None = None
+        self._limited = False
         self._sequence = 0
 
     @classmethod
@@ -87,7 +94,7 @@ class Communicator:
         if self.size > 1:
             self._sequence += 1
             if self.backend == "nccl":
-                self._exchange_direct(send.contiguous(), send_counts, recv, recv_counts)
+                self._exchange_direct(send.contiguous(), send_counts, recv, recv_counts, site)
             else:
                 self._exchange_tagged(send, send_counts, recv, recv_counts, site)
             width = send[0].numel() * send.element_size() if len(send) else _row_bytes(recv)
@@ -107,16 +114,8 @@ class Communicator:
         return recv
 
     def _exchange_direct(self, send: Tensor, send_counts, recv: Tensor, recv_counts) -> None:
-        ops = []
-        sends, recvs = send.split(list(send_counts)), recv.split(list(recv_counts))
-        for peer in range(self.size):
-            if send_counts[peer]:
-                ops.append(dist.P2POp(dist.isend, sends[peer], self._global_ranks[peer], self.group))
-            if recv_counts[peer]:
-                ops.append(dist.P2POp(dist.irecv, recvs[peer], self._global_ranks[peer], self.group))
-        if ops:
-            for work in dist.batch_isend_irecv(ops):
-                work.wait()
+        # over NCCL one all_to_all is a point-to-point message for each pair of ranks that has rows
+        dist.all_to_all_single(recv, send, list(recv_counts), list(send_counts), group=self.group)
 
     def _exchange_tagged(self, send: Tensor, send_counts, recv: Tensor, recv_counts, site: str) -> None:
         width = _row_bytes(recv)
@@ -127,21 +126,20 @@ class Communicator:
             if count:
                 outgoing.append((peer, _message(header, send[row : row + count], width)))
                 row += count
-        incoming = [(p, torch.empty(_HEADER + n * width, dtype=torch.uint8)) for p, n in enumerate(recv_counts) if n]
-        try:
+        incoming = [(p, _buffer(_HEADER + n * width, recv.is_cuda)) for p, n in enumerate(recv_counts) if n]
+        if send.is_cuda and outgoing:
+            torch.cuda.current_stream(send.device).synchronize()  # once for all messages, see _message
+        with self._guard(f"exchange {self._sequence} ({site})") as limit:
             ops = [dist.P2POp(dist.irecv, buf, self._global_ranks[p], self.group) for p, buf in incoming]
             ops += [dist.P2POp(dist.isend, buf, self._global_ranks[p], self.group) for p, buf in outgoing]
-            if ops:
-                for work in dist.batch_isend_irecv(ops):
-                    work.wait()
-        except RuntimeError as error:
-            raise CommunicationError(f"rank {self.rank}, exchange {self._sequence} ({site}): {error}") from error
+            for work in dist.batch_isend_irecv(ops) if ops else ():
+                work.wait(*limit)
         row = 0
         for peer, buffer in incoming:
             self._check(buffer, peer, width, site)
             count = recv_counts[peer]
             payload = buffer[_HEADER:].view(recv.dtype).view(count, *recv.shape[1:])
-            recv[row : row + count].copy_(payload)
+            recv[row : row + count].copy_(payload, non_blocking=True)
             row += count
 
     def _check(self, buffer: Tensor, peer: int, width: int, site: str) -> None:
@@ -166,10 +164,8 @@ class Communicator:
             if staged
             else value.detach().clone(memory_format=torch.contiguous_format)
         )
-        try:
+        with self._guard(f"{op} over ranks ({site})"):
             dist.all_reduce(out, _OPS[op], group=self.group)
-        except RuntimeError as error:
-            raise CommunicationError(f"rank {self.rank}, {op} over ranks ({site}): {error}") from error
         return out.to(value.device) if staged else out
 
     def all_gather_object(self, value: Any, site: str = "") -> list[Any]:
@@ -179,11 +175,20 @@ class Communicator:
         for trace in active_traces():
             trace.setup[site or "all_gather_object"] += 1
         out: list[Any] = [None] * self.size
-        try:
+        with self._guard(f"gathering objects ({site})"):
             dist.all_gather_object(out, value, group=self.group)
-        except RuntimeError as error:
-            raise CommunicationError(f"rank {self.rank}, gathering objects ({site}): {error}") from error
         return out
+
+    def broadcast(self, value: Tensor, root: int = 0, site: str = "") -> Tensor:
+        """The ``value`` of rank ``root``, on every rank; the others give a tensor of its shape, dtype and device."""
+        if self.size == 1:
+            return value
+        for trace in active_traces():
+            trace.setup[site or "broadcast"] += 1
+        out = value.detach().to(self.device if self.backend == "nccl" else "cpu").contiguous()
+        with self._guard(f"broadcast from rank {root} ({site})"):
+            dist.broadcast(out, self._global_ranks[root], group=self.group)
+        return out.to(value.device)
 
     def transpose_counts(self, counts: Sequence[int], site: str = "") -> list[int]:
         """Tells each rank how many rows I want of it; gives how many rows each wants of me."""
@@ -194,11 +199,48 @@ class Communicator:
         device = self.device if self.backend == "nccl" else torch.device("cpu")
         mine = torch.tensor(list(counts), dtype=torch.int64, device=device)
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
-        try:
+        with self._guard(f"counts of rows ({site})"):
             dist.all_gather(everyone, mine, group=self.group)
-        except RuntimeError as error:
-            raise CommunicationError(f"rank {self.rank}, counts of rows ({site}): {error}") from error
         return torch.stack(everyone)[:, self.rank].tolist()
+
+    # -- limits, and the end
+
+    @contextmanager
+    def _guard(self, what: str) -> Iterator[tuple]:
+        """Around one operation: sets its time limit, and says rank and site if it fails.
+
+        Yields the arguments for ``Work.wait``: gloo's sends and receives want the limit there. (NCCL would take it
+        for an order to block the host.)
+        """
+        if self.group is None:
+            raise CommunicationError(f"rank {self.rank}, {what}: the process group has been closed after a failure")
+        limit: tuple = ()
+        if self.deadline is not None or self._limited:
+            left = _NO_LIMIT
+            if self.deadline is not None:
+                left = timedelta(seconds=max(_LEAST, self.deadline - time.monotonic()))
+            if self.backend == "gloo":
+                limit = (left,)
+                with suppress(RuntimeError):
+                    self.group._get_backend(torch.device("cpu"))._set_default_timeout(left)
+            self._limited = self.deadline is not None
+        try:
+            yield limit
+        except RuntimeError as error:
+            raise CommunicationError(f"rank {self.rank}, {what}: {error}") from error
+
+    def abort(self) -> None:
+        """Breaks off what this rank is in, from another thread. Over gloo nothing can: `deadline` bounds that."""
+        group = self.group
+        if group is not None and self.backend == "nccl":
+            group._get_backend(self.device).abort()
+
+    def close(self) -> None:
+        """Leaves the group, which this object must be the only one to hold: the peers' operations fail at once."""
+        group, self.group = self.group, None
+        if group is not None:
+            with suppress(Exception):  # of a broken group
+                dist.destroy_process_group(group)
 
 
 def _row_bytes(rows: Tensor) -> int:
@@ -218,7 +260,13 @@ def _header(sequence: int, width: int, site: str) -> Tensor:
 
 
 def _message(header: Tensor, rows: Tensor, width: int) -> Tensor:
-    buffer = torch.empty(_HEADER + rows.shape[0] * width, dtype=torch.uint8)
+    """Header and rows in host memory; of rows on a GPU the copy is only begun."""
+    buffer = _buffer(_HEADER + rows.shape[0] * width, rows.is_cuda)
     buffer[:_HEADER] = header
-    buffer[_HEADER:].view(rows.dtype).view(rows.shape).copy_(rows)
+    buffer[_HEADER:].view(rows.dtype).view(rows.shape).copy_(rows, non_blocking=True)
     return buffer
+
+
+def _buffer(n_bytes: int, staged: bool) -> Tensor:
+    """Host memory for a message. Pinned, it is copied to and from a GPU at full speed; torch keeps it for reuse."""
+    return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=staged)

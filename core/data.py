@@ -134,6 +134,9 @@ class Batch:
         neighbor_list_shifts: (E, 3) periodic image of each edge in cell vectors, with the sign of
             ``edge_layout``: ``edge_vector = sign (x_sender - x_receiver) + shift @ cell``.
         edge_layout: which column is the sender, and the sign of the vectors.
+        reverse_edges: (E,) row of each edge's reverse; with ``NeighborConfig(bonds=True)``, as the next two.
+        bond_of_edge: (E,) row of each edge's undirected bond.
+        edge_of_bond: (n_bonds,) the edge that stands for each bond.
 
     Further inputs (``charge``, ``initial_charges``, ...) are attributes too; ``node_fields`` and
     ``system_fields`` list their names. Under domain decomposition a wrapper gets a Batch of the atoms that its
@@ -170,6 +173,9 @@ class Batch:
         self.edge_layout = edge_layout or EdgeLayout()
         self._edge_vectors = edge_vectors
         self._n_atoms_per_system = n_atoms_per_system
+        self.reverse_edges: Tensor | None = None
+        self.bond_of_edge: Tensor | None = None
+        self.edge_of_bond: Tensor | None = None
 
     def __getattr__(self, name: str) -> Tensor:
         for fields in ("node_fields", "system_fields"):

@@ -20,10 +20,13 @@ class NeighborConfig:
     Attributes:
         cutoff: distance in A; the model sees the edges with r < cutoff and no other.
         format: COO or MATRIX.
+        bonds: whether the model reads reverse edges or undirected bonds (``data.reverse_edges``,
+            ``data.bond_of_edge``, ``data.edge_of_bond``).
     """
 
     cutoff: float
     format: NeighborListFormat = NeighborListFormat.COO
+    bonds: bool = False
 
     def __post_init__(self) -> None:
         if not self.cutoff > 0:

@@ -94,20 +94,51 @@ def _search_around(scaled: np.ndarray, frame: Frame, cutoff: float, receivers: n
     return receivers[i], atom[j], image[j]
 
 
+def is_first_of_pair(receiver: np.ndarray, sender: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """(E,) bool: of an edge and its reverse the one that stands for their bond.
+
+    The one whose receiver has the smaller id; between images of one atom the one whose image is positive in the
+    first cell vector that differs.
+    """
+    s = np.rint(shift).astype(np.int64)
+    positive = (s[:, 0] > 0) | ((s[:, 0] == 0) & ((s[:, 1] > 0) | ((s[:, 1] == 0) & (s[:, 2] > 0))))
+    return (receiver < sender) | ((receiver == sender) & positive)
+
+
 def attach_neighbors(batch: Batch, cutoff: float, layout: EdgeLayout | None = None) -> Batch:
-    """Sets ``neighbor_list`` and ``neighbor_list_shifts`` of a batch of plain tensors, in place; returns it."""
+    """Sets ``neighbor_list`` and ``neighbor_list_shifts`` of a batch of plain tensors, in place; returns it.
+
+    Reverse edges and bonds are set as well (``reverse_edges``, ``bond_of_edge``, ``edge_of_bond``).
+    """
     layout = layout or batch.edge_layout
     system = batch.batch.cpu().numpy()
     positions = batch.positions.detach().cpu().numpy().astype(np.float64)
-    columns, shifts = [], []
+    columns, shifts, receivers, senders = [], [], [], []
     for k in range(batch.n_systems):
         atoms = np.flatnonzero(system == k)
         found = edges_within(positions[atoms], batch.cell[k].cpu().numpy(), batch.pbc[k].cpu().numpy(), cutoff)
         pair = (found.receiver, found.sender) if layout.sender_column == 1 else (found.sender, found.receiver)
         columns.append(atoms[np.stack(pair, 1)])
         shifts.append(layout.sign * found.shift)
+        receivers.append(atoms[found.receiver])
+        senders.append(atoms[found.sender])
     batch.neighbor_list = torch.from_numpy(np.concatenate(columns)).to(batch.device)
     batch.neighbor_list_shifts = torch.from_numpy(np.concatenate(shifts)).to(batch.device)
     batch.edge_layout = layout
     batch._edge_vectors = None
+    _attach_bonds(batch, np.concatenate(receivers), np.concatenate(senders), layout.sign * np.concatenate(shifts))
     return batch
+
+
+def _attach_bonds(batch: Batch, receiver: np.ndarray, sender: np.ndarray, shift: np.ndarray) -> None:
+    forward = np.column_stack([receiver, sender, np.rint(shift).astype(np.int64)])
+    backward = np.column_stack([sender, receiver, -np.rint(shift).astype(np.int64)])
+    order, back = np.lexsort(forward.T), np.lexsort(backward.T)
+    reverse = np.empty(len(order), np.int64)
+    reverse[back] = order
+    first = is_first_of_pair(receiver, sender, shift)
+    number = np.cumsum(first) - 1
+    put = lambda a: torch.from_numpy(a).to(batch.device)
+    batch.reverse_edges = put(reverse)
+    batch.bond_of_edge = put(number[np.where(first, np.arange(len(first)), reverse)])
+    batch.edge_of_bond = put(np.flatnonzero(first))

@@ -74,3 +74,28 @@ class ExchangePlan:
             slot.to(device),
             kind,
         )
+
+    def select(self, owned: Tensor, halo: Tensor, kind: str) -> ExchangePlan:
+        """The plan of a subset of the rows, without a message.
+
+        Args:
+            owned: (n_owned,) bool, the rows that stay.
+            halo: (n_halo,) bool, the same for halo rows; their owners choose the same.
+            kind: name of the new rows.
+        """
+        sent = owned[self.send_index]
+        number = owned.cumsum(0) - 1
+        index = number[self.send_index[sent]]
+        boundary, slot = torch.unique(index, return_inverse=True)
+        count = lambda mask, counts: [int(m.sum()) for m in mask.split(list(counts))] if counts else []
+        return ExchangePlan(
+            self.comm,
+            int(owned.sum()),
+            int(halo.sum()),
+            index,
+            tuple(count(sent, self.send_counts)),
+            tuple(count(halo, self.recv_counts)),
+            boundary,
+            slot,
+            kind,
+        )

@@ -56,6 +56,7 @@ class NVDDCalculator(Calculator):
         atoms.get_forces()
     """
 
+    name = "nvdd"
     implemented_properties = ["energy", "free_energy", "energies", "forces", "stress", "stresses"]  # noqa: RUF012
     # no reason to compute again, except for models that read them: see check_state
     ignored_changes = {"initial_charges", "initial_magmoms"}  # noqa: RUF012
@@ -93,6 +94,9 @@ class NVDDCalculator(Calculator):
         }
         self._description = self._start()
         super().__init__(**kwargs)
+        # for whoever reads the trajectory or data base later
+        name = model if isinstance(model, str) else self._description["name"]
+        self.parameters.update(model=name, dtype=self._description["dtype"], ranks=self._ranks)
 
     @classmethod
     def from_calculator(cls, calculator: Calculator, **kwargs: Any) -> NVDDCalculator:

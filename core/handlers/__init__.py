@@ -1,22 +1,18 @@
 """What each operation means for a ShardTensor: one module a family of operations.
 
-To find where an operation is handled, run ``nvdd handlers`` or search these modules for its name. `load` imports
-them in the order in which their handlers are tried.
+To find where an operation is handled, run ``nvdd handlers`` or search these modules for its name.
 """
+
+from importlib import import_module
+
+# Handlers are tried in this order: stand-ins and indices before what they index, rows before their features.
+FAMILIES = (
+    "inspect", "anchor", "index", "gather", "scatter", "system", "count", "script", "elementwise", "features",
+    "products",
+)  # fmt: skip
 
 
 def load() -> None:
     """Imports all families, which registers their handlers."""
-    from nvdd.handlers import (
-        inspect,
-        anchor,
-        index,
-        gather,
-        scatter,
-        system,
-        count,
-        script,
-        elementwise,
-        features,
-        products,
-    )  # noqa: F401, I001
+    for family in FAMILIES:
+        import_module(f"nvdd.handlers.{family}")

@@ -95,6 +95,9 @@ def padded(source: Tensor, meta: ShardMeta, space: str, call: Call) -> Tensor:
 def _local(call: Call, rows: Tensor, index: Tensor) -> Tensor:
     if call.name == "getitem":
         item = call.args[1]
+        if not isinstance(item, tuple) and index.dim() == 1:
+            # the same as rows[index]; its backward adds rows, where that of indexing sorts them first (on a GPU)
+            return torch.index_select(rows, 0, index)
         return call.run(rows, (index, *item[1:]) if isinstance(item, tuple) else index)
     if call.name == "embedding":
         rest = {k: v for k, v in call.kwargs.items() if k not in ("input", "weight")}

@@ -15,6 +15,7 @@ from nvdd.exchange import broadcast
 from nvdd.neighbors import edges_within
 from nvdd.partition import SpatialPartitioner
 from nvdd.plan import ExchangePlan
+from nvdd.runtime.edge_rows import EdgeRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,22 +27,27 @@ class Topology:
         rows: (n_padded,) global id behind each local row, ``[owned | halo]``; for a phantom the id of the atom
             whose species it borrows.
         n_phantom: 1 if this rank owns nothing and computes one isolated atom instead, else 0.
-        receiver, sender: (C,) candidate edges, r < cutoff + skin, in local rows.
+        candidates: (2, C) local rows of receivers and senders with r < cutoff + skin.
         shift: (C, 3) their periodic images, whole cell vectors.
         shift_vector: (C, 3) the same in A.
         system: (n_padded,) system of each row.
-        plan: the halo exchange.
+        atomic_numbers: (n_padded,) of each row.
+        atoms_per_system: (n_systems,) atoms of all ranks.
+        plan: the halo exchange of atoms.
+        edge_rows: reverse edges and bonds of the candidates, if the model reads them.
     """
 
     ids: Tensor
     rows: Tensor
     n_phantom: int
-    receiver: Tensor
-    sender: Tensor
+    candidates: Tensor
     shift: Tensor
     shift_vector: Tensor
     system: Tensor
+    atomic_numbers: Tensor
+    atoms_per_system: Tensor
     plan: ExchangePlan
+    edge_rows: EdgeRows | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +56,32 @@ class LocalGraph:
 
     Attributes:
         topology: owners, candidates, plan.
-        receiver, sender: (E,) local rows.
-        shift: (E, 3) whole cell vectors.
+        near: (E,) which candidates they are.
+        pair: (2, E) local rows of receivers and senders.
         vectors: (E, 3) float64, x_sender - x_receiver with images, A.
+        edge_rows: reverse edges and bonds among them, if the model reads them.
     """
 
     topology: Topology
-    receiver: Tensor
-    sender: Tensor
-    shift: Tensor
+    near: Tensor
+    pair: Tensor
     vectors: Tensor
+    edge_rows: EdgeRows | None
+
+    @property
+    def receiver(self) -> Tensor:
+        """(E,) local rows of receivers."""
+        return self.pair[0]
+
+    @property
+    def sender(self) -> Tensor:
+        """(E,) local rows of senders."""
+        return self.pair[1]
+
+    @property
+    def shift(self) -> Tensor:
+        """(E, 3) whole cell vectors."""
+        return self.topology.shift.index_select(0, self.near)
 
     def differentiable(self, positions: Tensor, cell: Tensor) -> LocalGraph:
         """The same graph with vectors that depend on ``positions`` (N, 3), which all ranks have alike."""
@@ -79,6 +101,7 @@ class GraphBuilder:
         cutoff: of the model, A.
         skin: A.
         search_cutoff: where candidates are searched, before the skin is added; at least ``cutoff``.
+        edge_rows: whether the model reads reverse edges or bonds.
         report_phase: called with ``"partition"`` and ``"plan"`` when these begin.
 
     Every rank is given the same positions; the decision to rebuild is made on them, so that all agree without a
@@ -92,10 +115,12 @@ class GraphBuilder:
         cutoff: float,
         skin: float,
         search_cutoff: float | None = None,
+        edge_rows: bool = False,
         report_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.comm, self.partitioner, self.cutoff, self.skin = comm, partitioner, cutoff, skin
         self.search_cutoff = max(cutoff, search_cutoff or 0.0) + skin
+        self.edge_rows = edge_rows
         self.report_phase = report_phase
         self.n_builds = 0
         self._topology: Topology | None = None
@@ -108,6 +133,7 @@ class GraphBuilder:
         synchronisation of a GPU.
         """
         if not self._still_valid(batch):
+            self._topology = None  # if building fails, nothing old is used
             self._topology = self._build(batch)
             self._reference = tuple(t.clone() for t in self._key(batch))
             self.n_builds += 1
@@ -121,7 +147,7 @@ class GraphBuilder:
         if self._topology is None or self.skin == 0:
             return False
         old, new = self._reference, self._key(batch)
-        if any(a.shape != b.shape for a, b in zip(old, new, strict=True)):
+        if any(a.shape != b.shape or a.device != b.device for a, b in zip(old, new, strict=True)):
             return False
         if not all(torch.equal(a, b) for a, b in zip(old[1:], new[1:], strict=True)):
             return False
@@ -130,21 +156,19 @@ class GraphBuilder:
 
     def _filter(self, topology: Topology, positions: Tensor) -> LocalGraph:
         x = positions.index_select(0, topology.rows)
-        vectors = x.index_select(0, topology.sender) - x.index_select(0, topology.receiver) + topology.shift_vector
-        near = (vectors.square().sum(1) < self.cutoff**2).nonzero().squeeze(1)
-        return LocalGraph(
-            topology,
-            topology.receiver.index_select(0, near),
-            topology.sender.index_select(0, near),
-            topology.shift.index_select(0, near),
-            vectors.index_select(0, near),
-        )
+        receiver, sender = topology.candidates
+        vectors = x.index_select(0, sender).sub_(x.index_select(0, receiver)).add_(topology.shift_vector)
+        mask = vectors.square().sum(1) < self.cutoff**2
+        near = mask.nonzero().squeeze(1)
+        edge_rows = topology.edge_rows.select(mask) if topology.edge_rows is not None else None
+        pair = topology.candidates.index_select(1, near)
+        return LocalGraph(topology, near, pair, vectors.index_select(0, near), edge_rows)
 
     def _build(self, batch: Batch) -> Topology:
         self.report_phase("partition")
-        positions = batch.positions.detach().cpu().numpy()
-        cells, pbc = batch.cell.cpu().numpy(), batch.pbc.cpu().numpy()
-        system = batch.batch.cpu().numpy()
+        positions = batch.positions.detach().cpu().to(torch.float64).numpy()
+        cells, pbc = batch.cell.detach().cpu().numpy(), batch.pbc.cpu().numpy()
+        system, numbers = batch.batch.cpu().numpy(), batch.atomic_numbers.cpu().numpy()
         members = [np.flatnonzero(system == k) for k in range(batch.n_systems)]
         owner = np.zeros(len(positions), np.int64)
         for k, atoms in enumerate(members):
@@ -159,11 +183,16 @@ class GraphBuilder:
             shift.append(edges.shift)
             shift_vector.append(edges.shift @ cells[k])
         join = np.concatenate
-        return self._localise(system, owner, join(receiver), join(sender), join(shift), join(shift_vector))
+        return self._localise(system, numbers, owner, join(receiver), join(sender), join(shift), join(shift_vector))
 
-    def _localise(self, system, owner, receiver, sender, shift, shift_vector) -> Topology:
-        """From global ids to local rows, and the plan."""
+    def _localise(self, system, numbers, owner, receiver, sender, shift, shift_vector) -> Topology:
+        """From global ids to local rows, and the plans."""
         rank, device = self.comm.rank, self.comm.device
+        put = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        edge_rows = None
+        if self.edge_rows:
+            edge_rows, kept = EdgeRows.build(self.comm, receiver, sender, shift, owner)
+            receiver, sender, shift, shift_vector = (a[kept] for a in (receiver, sender, shift, shift_vector))
         ids = np.flatnonzero(owner == rank)
         row_at_owner = _rows_at_owner(owner, self.comm.size)
         halo = np.unique(sender[owner[sender] != rank])
@@ -177,17 +206,18 @@ class GraphBuilder:
         plan = ExchangePlan.build(
             self.comm, n_owned, torch.from_numpy(owner[halo]), torch.from_numpy(row_at_owner[halo]), "atoms"
         )
-        put = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device)
         return Topology(
             ids=put(ids),
             rows=put(rows),
             n_phantom=n_phantom,
-            receiver=put(local[receiver]),
-            sender=put(local[sender]),
+            candidates=put(np.stack([local[receiver], local[sender]])),
             shift=put(shift),
             shift_vector=put(shift_vector),
             system=put(system[rows]),
+            atomic_numbers=put(numbers[rows]),
+            atoms_per_system=put(np.bincount(system)),
             plan=plan,
+            edge_rows=edge_rows,
         )
 
 

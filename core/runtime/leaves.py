@@ -22,35 +22,45 @@ from nvdd.shard_tensor import promote
 
 
 def _index_pair(graph: LocalGraph, layout: EdgeLayout, meta: ShardMeta) -> Tensor:
-    pair = (graph.receiver, graph.sender) if layout.sender_column == 1 else (graph.sender, graph.receiver)
-    return promote(torch.stack(pair, 1), Role.EDGE_INDEX, meta, row_dim=0, sender_at=layout.sender_column)
+    # (E, 2) whose columns are contiguous in memory: what models take apart are columns
+    pair = graph.pair if layout.sender_column == 1 else graph.pair.flip(0)
+    return promote(pair.T, Role.EDGE_INDEX, meta, row_dim=0, sender_at=layout.sender_column)
 
 
-def _fields(batch: Batch, graph: LocalGraph, meta: ShardMeta, dtype: torch.dtype) -> dict[str, Any]:
-    """Per-atom inputs of this rank's rows (halo rows too under ``halo_read``), per-system inputs as they are."""
-    rows = graph.topology.rows[: meta.n_rows]
+def _local_batch(batch: Batch, graph: LocalGraph, meta: ShardMeta, dtype: torch.dtype, **geometry: Any) -> Batch:
+    """What the wrapper gets: inputs of this rank's rows (halo rows too under ``halo_read``), and the geometry."""
+    topology, device = graph.topology, graph.pair.device
+    system = topology.system[: meta.n_rows]
+
+    def cast(value: Tensor) -> Tensor:
+        value = value.to(device)
+        return value.to(dtype) if value.is_floating_point() else value
 
     def own(value: Tensor) -> Tensor:
-        value = value.index_select(0, rows)
-        return promote(value.to(dtype) if value.is_floating_point() else value, meta.atom_role, meta)
+        return promote(cast(value).index_select(0, topology.rows[: meta.n_rows]), meta.atom_role, meta)
 
-    def replicated(value: Tensor) -> Tensor:
-        return promote(value.to(dtype) if value.is_floating_point() else value, Role.SYSTEM, meta)
+    local = Batch(
+        atomic_numbers=promote(topology.atomic_numbers[: meta.n_rows], meta.atom_role, meta),
+        pbc=batch.pbc,
+        batch=promote(system, Role.SYSTEM_INDEX, meta, entry=meta.atom_role),
+        n_systems=batch.n_systems,
+        n_atoms_per_system=make_count(_count(system, batch.n_systems), topology.atoms_per_system, meta),
+        node_fields={k: own(v) for k, v in batch.node_fields.items()},
+        system_fields={k: promote(cast(v), Role.SYSTEM, meta) for k, v in batch.system_fields.items()},
+        **geometry,
+    )
+    rows = graph.edge_rows
+    if rows is not None:
+        local.reverse_edges = promote(rows.reverse, Role.SENDER, meta, of="edges")
+        local.bond_of_edge = promote(rows.bond_of_edge, Role.SENDER, meta, of="bonds")
+        local.edge_of_bond = promote(rows.edge_of_bond, Role.RECEIVER, meta, of="edges", entry=Role.BOND)
+    return local
 
-    return {
-        "atomic_numbers": own(batch.atomic_numbers),
-        "pbc": batch.pbc,
-        "batch": promote(graph.topology.system[: meta.n_rows], Role.SYSTEM_INDEX, meta, entry=meta.atom_role),
-        "n_systems": batch.n_systems,
-        "n_atoms_per_system": _counts(batch, graph, meta),
-        "node_fields": {k: own(v) for k, v in batch.node_fields.items()},
-        "system_fields": {k: replicated(v) for k, v in batch.system_fields.items()},
-    }
 
-
-def _counts(batch: Batch, graph: LocalGraph, meta: ShardMeta) -> Tensor:
-    mine = torch.bincount(graph.topology.system[: meta.n_rows], minlength=batch.n_systems)
-    return make_count(mine, torch.bincount(batch.batch, minlength=batch.n_systems), meta)
+def _count(system: Tensor, n_systems: int) -> Tensor:
+    if n_systems == 1:  # without a synchronisation
+        return torch.full((1,), len(system), device=system.device)
+    return torch.bincount(system, minlength=n_systems)
 
 
 class EdgeVectorLeaf:
@@ -69,16 +79,19 @@ class EdgeVectorLeaf:
         if not self.leaf.requires_grad:
             self.leaf = self.leaf.requires_grad_(True)
         vectors = promote(self.leaf if layout.sign > 0 else -self.leaf, Role.EDGE, meta)
-        n, k = meta.n_rows, batch.n_systems
-        eye = torch.eye(3, dtype=dtype, device=batch.device).expand(k, 3, 3)
-        self.batch = Batch(
-            positions=promote(torch.zeros(n, 3, dtype=dtype, device=batch.device), Role.ANCHOR, meta),
+        device = graph.pair.device
+        eye = torch.eye(3, dtype=dtype, device=device).expand(batch.n_systems, 3, 3)
+        self.batch = _local_batch(
+            batch,
+            graph,
+            meta,
+            dtype,
+            positions=promote(torch.zeros(meta.n_rows, 3, dtype=dtype, device=device), Role.ANCHOR, meta),
             cell=promote(eye, Role.ANCHOR, meta),
             neighbor_list=_index_pair(graph, layout, meta),
             neighbor_list_shifts=vectors,
             edge_vectors=vectors,
             edge_layout=layout,
-            **_fields(batch, graph, meta, dtype),
         )
 
     def derive(self, energy: Tensor, wanted: set[str], create_graph: bool) -> dict[str, Tensor]:
@@ -119,25 +132,28 @@ class PositionLeaf:
     ) -> None:
         self.graph, self.meta = graph, meta
         rows = graph.topology.rows[: meta.n_owned]
-        positions = batch.positions
+        device = graph.pair.device
+        positions, cell = batch.positions.to(device), batch.cell.to(device, dtype)
         if graph.vectors.requires_grad:  # to be differentiated twice
             self.leaf = broadcast(positions, meta.comm, "positions").index_select(0, rows).to(dtype)
         else:
             self.leaf = positions.detach().index_select(0, rows).to(dtype).requires_grad_(True)
-        self.strain = torch.zeros(batch.n_systems, 3, 3, dtype=dtype, device=batch.device, requires_grad=True)
+        self.strain = torch.zeros(batch.n_systems, 3, 3, dtype=dtype, device=device, requires_grad=True)
         strain = 0.5 * (self.strain + self.strain.transpose(1, 2))
         by_atom = broadcast(strain, meta.comm, "strain").index_select(0, graph.topology.system[: meta.n_owned])
-        cell = batch.cell.to(dtype)
         positions = self.leaf + torch.einsum("ni,nij->nj", self.leaf, by_atom)
         if not meta.fetches:
             positions = fetch(positions, meta.plan, "positions")
-        self.batch = Batch(
+        self.batch = _local_batch(
+            batch,
+            graph,
+            meta,
+            dtype,
             positions=promote(positions, meta.atom_role, meta),
             cell=promote(cell + cell @ strain, Role.SYSTEM, meta),
             neighbor_list=_index_pair(graph, layout, meta),
             neighbor_list_shifts=promote(layout.sign * graph.shift.to(dtype), Role.EDGE, meta),
             edge_layout=layout,
-            **_fields(batch, graph, meta, dtype),
         )
 
     def derive(self, energy: Tensor, wanted: set[str], create_graph: bool) -> dict[str, Tensor]:

@@ -67,7 +67,7 @@ class DistributedModel:
         self.layout: EdgeLayout = getattr(wrapper, "edge_layout", EdgeLayout())
         partitioner = SpatialPartitioner(self.comm.size, self.config.grid_dims, self.config.balance)
         self.graphs = GraphBuilder(
-            self.comm, partitioner, neighbors.cutoff, self.config.skin, self.config.cutoff, self._phase
+            self.comm, partitioner, neighbors.cutoff, self.config.skin, self.config.cutoff, neighbors.bonds, self._phase
         )
         if hasattr(wrapper, "distributed_setup"):
             wrapper.distributed_setup(self)
@@ -128,13 +128,18 @@ class DistributedModel:
             self._phase("edges")
             volumes = [volume(c) for c in batch.cell.detach().cpu().numpy()]
             graph = self.graphs.update(batch)
-            batch = batch.to(self.comm.device)
-            meta = ShardMeta(
-                graph.topology.plan, batch.n_systems, graph.topology.n_phantom, self.spec.distribution.policy
-            )
             self._phase("edges")
+            rows = graph.edge_rows
+            meta = ShardMeta(
+                graph.topology.plan,
+                batch.n_systems,
+                graph.topology.n_phantom,
+                self.spec.distribution.policy,
+                {} if rows is None else {"edges": rows.edges, "bonds": rows.bonds},
+            )
             if create_graph and batch.positions.requires_grad:
-                graph = graph.differentiable(batch.positions, batch.cell)
+                device = self.comm.device
+                graph = graph.differentiable(batch.positions.to(device), batch.cell.to(device))
             leaf_type = EdgeVectorLeaf if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS else PositionLeaf
             leaf = leaf_type(batch, graph, meta, self.layout, self.wrapper.dtype)
             self._phase("forward")
