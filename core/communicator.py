@@ -97,7 +97,7 @@ class Communicator:
                 self._exchange_direct(send.contiguous(), send_counts, recv, recv_counts, site)
             else:
                 self._exchange_tagged(send, send_counts, recv, recv_counts, site)
-            width = send[0].numel() * send.element_size() if len(send) else _row_bytes(recv)
+            width = _row_bytes(recv)
             record = ExchangeRecord(
                 site,
                 sum(send_counts),
@@ -113,9 +113,10 @@ class Communicator:
                     trace.exchanges.append(record)
         return recv
 
-    def _exchange_direct(self, send: Tensor, send_counts, recv: Tensor, recv_counts) -> None:
+    def _exchange_direct(self, send: Tensor, send_counts, recv: Tensor, recv_counts, site: str) -> None:
         # over NCCL one all_to_all is a point-to-point message for each pair of ranks that has rows
-        dist.all_to_all_single(recv, send, list(recv_counts), list(send_counts), group=self.group)
+        with self._guard(f"exchange {self._sequence} ({site})"):
+            dist.all_to_all_single(recv, send, list(recv_counts), list(send_counts), group=self.group)
 
     def _exchange_tagged(self, send: Tensor, send_counts, recv: Tensor, recv_counts, site: str) -> None:
         width = _row_bytes(recv)

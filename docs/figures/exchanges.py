@@ -8,16 +8,18 @@ travels.
 
 from __future__ import annotations
 
+import sys
 import warnings
+from pathlib import Path
 
-import numpy as np
-import torch
 import torch.distributed as dist
 from ase import Atoms
 from ase.spacegroup import crystal
 
 from nvdd import Batch, Communicator, DistributedModel, DomainConfig, dispatch_trace
 from nvdd.models import load
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
 
 def quartz() -> Atoms:
@@ -32,45 +34,17 @@ def quartz() -> Atoms:
     return Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=True)
 
 
-def random_mace(n_layers: int) -> torch.nn.Module:
-    """A ScaleShiftMACE for Si and O, 32x0e+32x1o, r_max 4.5 A."""
-    import mace  # noqa: F401  before e3nn
-    from e3nn import o3
-    from mace import modules
-
-    kinds = modules.interaction_classes
-    torch.manual_seed(0)
-    return modules.ScaleShiftMACE(
-        r_max=4.5,
-        num_bessel=8,
-        num_polynomial_cutoff=5,
-        max_ell=2,
-        interaction_cls=kinds["RealAgnosticResidualInteractionBlock"],
-        interaction_cls_first=kinds["RealAgnosticInteractionBlock"],
-        num_interactions=n_layers,
-        num_elements=2,
-        hidden_irreps=o3.Irreps("32x0e+32x1o"),
-        MLP_irreps=o3.Irreps("16x0e"),
-        atomic_energies=np.zeros(2),
-        avg_num_neighbors=20.0,
-        atomic_numbers=[8, 14],
-        correlation=3,
-        gate=torch.nn.functional.silu,
-        radial_type="bessel",
-        atomic_inter_scale=1.0,
-        atomic_inter_shift=0.0,
-    )
-
-
 def mace(n_layers: int):
-    """Its wrapper."""
+    """The wrapper of one with 32x0e+32x1o features, r_max 4.5 A, in float32."""
     from nvdd.models.mace import MACEWrapper
+    from random_mace import random_mace
 
-    return MACEWrapper(random_mace(n_layers)).eval().requires_grad_(False)
+    return MACEWrapper(random_mace(n_layers=n_layers, hidden="32x0e+32x1o").float()).eval().requires_grad_(False)
 
 
 MODELS = {
-    "lj, one element": lambda: load("lj", epsilon=0.0104, sigma=2.2, cutoff=5.0),
+    "lj, one set of parameters": lambda: load("lj", epsilon=0.0104, sigma=2.2, cutoff=5.0),
+    "lj, parameters by element": lambda: load("lj", epsilon="O:0.01,Si:0.01", sigma="O:2.2,Si:2.2", cutoff=5.0),
     "MACE, 2 layers": lambda: mace(2),
     "MACE, 3 layers": lambda: mace(3),
     "SevenNet-0 (5 layers)": lambda: load("sevenn:7net-0"),

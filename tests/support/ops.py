@@ -159,7 +159,9 @@ class Part:
             ),
             "neighbor_list": promote(torch.stack([self.receivers, self.senders], 1), Role.EDGE_INDEX, meta),
             "batch": promote(system, Role.SYSTEM_INDEX, meta, entry=meta.atom_role),
-            "n_atoms_per_system": make_count(system, torch.bincount(data["batch"], minlength=N_SYSTEMS), meta),
+            "n_atoms_per_system": make_count(
+                torch.bincount(system, minlength=N_SYSTEMS), torch.bincount(data["batch"], minlength=N_SYSTEMS), meta
+            ),
         }
         return World(tensors, leaves)
 
