@@ -23,7 +23,7 @@ _OPS = {
 }
 _HEADER = 64  # bytes before each message between hosts: sequence number, bytes a row, name of the site
 _SITE = _HEADER - 16
-_NO_LIMIT = timedelta(days=7)
+_NO_LIMIT = 7 * 86400.0  # s
 _LEAST = 0.01  # s; gloo takes a time-out of zero for none
 
 
@@ -34,7 +34,8 @@ class Communicator:
         rank, size: this rank's number, and how many there are.
         device: where this rank computes.
         backend: ``"gloo"``, ``"nccl"`` or ``"none"`` (a single rank).
-        deadline: ``time.monotonic()`` by which every operation must have ended, or raises; None: as the group has it.
+        deadline: ``time.monotonic()`` by which every operation must have ended, or raises; ``math.inf`` for no limit,
+            None for the group's own.
 
     Every rank calls the same methods in the same order. Messages carry a sequence number and the name of the
     site that sent them; if two ranks are not at the same site, both raise `CommunicationError`. (Over NCCL the
@@ -53,7 +54,6 @@ class Communicator:
             self.backend = table.get(self.device.type, name)
             self._global_ranks = dist.get_process_group_ranks(group)
         self.deadline: float | None = None
-        self._limited = False
         self._sequence = 0
 
     @classmethod
@@ -216,15 +216,10 @@ class Communicator:
         if self.group is None:
             raise CommunicationError(f"rank {self.rank}, {what}: the process group has been closed after a failure")
         limit: tuple = ()
-        if self.deadline is not None or self._limited:
-            left = _NO_LIMIT
-            if self.deadline is not None:
-                left = timedelta(seconds=max(_LEAST, self.deadline - time.monotonic()))
-            if self.backend == "gloo":
-                limit = (left,)
-                with suppress(RuntimeError):
-                    self.group._get_backend(torch.device("cpu"))._set_default_timeout(left)
-            self._limited = self.deadline is not None
+        if self.deadline is not None and self.backend == "gloo":
+            left = timedelta(seconds=min(_NO_LIMIT, max(_LEAST, self.deadline - time.monotonic())))
+            limit = (left,)
+            self.group._get_backend(torch.device("cpu"))._set_default_timeout(left)
         try:
             yield limit
         except RuntimeError as error:

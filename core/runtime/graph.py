@@ -29,7 +29,7 @@ class Topology:
         n_phantom: 1 if this rank owns nothing and computes one isolated atom instead, else 0.
         candidates: (2, C) local rows of receivers and senders with r < cutoff + skin.
         shift: (C, 3) their periodic images, whole cell vectors.
-        shift_vector: (C, 3) the same in A.
+        shift_vector: (3, C) the same in A.
         system: (n_padded,) system of each row.
         atomic_numbers: (n_padded,) of each row.
         atoms_per_system: (n_systems,) atoms of all ranks.
@@ -125,6 +125,7 @@ class GraphBuilder:
         self.n_builds = 0
         self._topology: Topology | None = None
         self._reference: tuple[Tensor, ...] = ()
+        self._staging: Tensor | None = None
 
     def update(self, batch: Batch) -> LocalGraph:
         """The graph of this rank for ``batch``, which is the same on every rank.
@@ -137,7 +138,18 @@ class GraphBuilder:
             self._topology = self._build(batch)
             self._reference = tuple(t.clone() for t in self._key(batch))
             self.n_builds += 1
-        return self._filter(self._topology, batch.positions.detach().to(self.comm.device, torch.float64))
+        return self._filter(self._topology, self._on_device(batch.positions.detach()))
+
+    def _on_device(self, positions: Tensor) -> Tensor:
+        """float64 positions on this rank's device; to a GPU through page-locked memory, without waiting for it."""
+        device = self.comm.device
+        if device.type != "cuda" or positions.is_cuda:
+            return positions.to(device, torch.float64)
+        if self._staging is None or self._staging.shape != positions.shape:
+            self._staging = torch.empty(positions.shape, dtype=torch.float64, pin_memory=True)
+        # filtering synchronises at each step, so the last copy out of this buffer is over
+        self._staging.copy_(positions)
+        return self._staging.to(device, non_blocking=True)
 
     @staticmethod
     def _key(batch: Batch) -> tuple[Tensor, ...]:
@@ -151,18 +163,22 @@ class GraphBuilder:
             return False
         if not all(torch.equal(a, b) for a, b in zip(old[1:], new[1:], strict=True)):
             return False
-        moved = (new[0] - old[0]).square().sum(1)
-        return not moved.numel() or bool(moved.max() <= (0.5 * self.skin) ** 2)
+        limit = (0.5 * self.skin) ** 2
+        if not new[0].is_cuda:  # numpy: torch would wake its threads for so little work
+            off = new[0].numpy() - old[0].numpy()
+            return not len(off) or bool(np.einsum("ij,ij->i", off, off).max() <= limit)
+        return bool((new[0] - old[0]).square().sum(1).max() <= limit)
 
     def _filter(self, topology: Topology, positions: Tensor) -> LocalGraph:
-        x = positions.index_select(0, topology.rows)
         receiver, sender = topology.candidates
-        vectors = x.index_select(0, sender).sub_(x.index_select(0, receiver)).add_(topology.shift_vector)
-        mask = vectors.square().sum(1) < self.cutoff**2
+        # coordinates in rows (3, C): sums over them are then sums of contiguous rows
+        x = positions.index_select(0, topology.rows).T.contiguous()
+        vectors = x.index_select(1, sender).sub_(x.index_select(1, receiver)).add_(topology.shift_vector)
+        mask = vectors.square().sum(0) < self.cutoff**2
         near = mask.nonzero().squeeze(1)
         edge_rows = topology.edge_rows.select(mask) if topology.edge_rows is not None else None
         pair = topology.candidates.index_select(1, near)
-        return LocalGraph(topology, near, pair, vectors.index_select(0, near), edge_rows)
+        return LocalGraph(topology, near, pair, vectors.index_select(1, near).T.contiguous(), edge_rows)
 
     def _build(self, batch: Batch) -> Topology:
         self.report_phase("partition")
@@ -212,7 +228,7 @@ class GraphBuilder:
             n_phantom=n_phantom,
             candidates=put(np.stack([local[receiver], local[sender]])),
             shift=put(shift),
-            shift_vector=put(shift_vector),
+            shift_vector=put(shift_vector.T),
             system=put(system[rows]),
             atomic_numbers=put(numbers[rows]),
             atoms_per_system=put(np.bincount(system)),

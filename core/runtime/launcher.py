@@ -53,7 +53,7 @@ class Launch:
         """Raises `InputError` if the user asks for another number of ranks than there are."""
         if ranks is not None and ranks != self.size:
             raise InputError(
-                f"ranks={ranks}, but {self.launcher} has started {self.size} processes, each of which is one rank: "
+                f"ranks={ranks!r}, but {self.launcher} has started {self.size} processes, each of which is one rank: "
                 f"leave ranks= out, or start the script with plain python ({_HOW_TO_OPT_OUT})"
             )
 

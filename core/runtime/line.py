@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import logging
+import math
 import os
 import pickle
 import queue
@@ -98,7 +99,8 @@ class _Peer:
         self.phase = "setup"
         self.backlog = False  # something is queued that the socket did not take yet
         self.watched = _READ
-        self.left = self.gone = False
+        self.gone = False
+        self.left: float | None = None  # calls that it had made when it left in good order
         self._tail = b""
 
     def read_phases(self) -> None:
@@ -135,6 +137,7 @@ class Line:
         self.inbox: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self.phase = "setup"
         self.generation = 0
+        self.calls = 0  # begun on this rank
         self.closing = False
         self._verdict: Verdict | None = None
         self._lock = threading.RLock()
@@ -166,6 +169,20 @@ class Line:
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # full: it is awake
             self._wake_in.send(b"\0")
+
+    def set_phase(self, name: str) -> None:
+        """Says what this rank does."""
+        self.phase = name
+
+    def leave(self) -> None:
+        """Tells the others that this rank's script has come to its end, where all ranks run the script."""
+        body = pickle.dumps(("left", self.calls))
+        for peer in self.peers.values():
+            self._send(peer, body)
+
+    def left_behind(self) -> list[int]:
+        """Ranks whose scripts have ended, although this rank has begun another call."""
+        return [rank for rank, peer in self.peers.items() if peer.left is not None and peer.left < self.calls]
 
     # -- failures
 
@@ -254,12 +271,23 @@ class Line:
         for message in messages:
             word, *rest = pickle.loads(message.body)
             if word == "beat":
-                peer.phase = peer.phase if isinstance(self, Hub) else rest[0]
+                self._beat(peer, *rest)
+            elif word == "left":
+                (peer.left,) = rest
+                if self.watchdog.inside and peer.left < self.calls:
+                    self.left_early(peer.place.rank)
             else:
                 self._handle(peer, word, *rest)
 
     def _tick(self, now: float) -> None:
         pass
+
+    def _beat(self, peer: _Peer, phase: str) -> None:
+        peer.phase = phase
+
+    def left_early(self, rank: int) -> None:
+        """A rank's script is at its end while this rank calculates: a failure."""
+        raise NotImplementedError
 
     def _handle(self, peer: _Peer, word: str, *rest: Any) -> None:
         raise NotImplementedError
@@ -316,14 +344,10 @@ class Hub(Line):
         self._note(failure, limit)
         self._wake()
 
-    def left(self) -> list[int]:
-        """Ranks whose scripts have ended, where all run the script."""
-        return [rank for rank, peer in self.peers.items() if peer.left]
-
     def dismiss(self, code: int, patience: float) -> None:
         """Tells the others to exit, and waits a little until they have."""
         for peer in self.peers.values():
-            peer.left = True
+            peer.left = math.inf
         self.command(pickle.dumps(("exit", code)))
         give_up = time.monotonic() + patience
         while time.monotonic() < give_up and not all(peer.gone for peer in self.peers.values()):
@@ -346,13 +370,16 @@ class Hub(Line):
             generation, failure, limit = rest
             if generation == self.generation:
                 self._note(failure, limit)
-        elif word == "left":
-            peer.left = True
-            if self.watchdog.inside:
-                self._note(left_early(peer.place.rank))
+
+    def _beat(self, peer: _Peer, phase: str) -> None:
+        pass  # they tell it in better time, see read_phases
+
+    def left_early(self, rank: int) -> None:
+        self._note(_left_early(rank))
+        self._wake()
 
     def _hung_up(self, peer: _Peer) -> None:
-        if peer.left:
+        if peer.left is not None:
             return
         place = peer.place
         cause = (
@@ -429,10 +456,6 @@ class Spoke(Line):
         """Tells rank 0 of this rank's failure."""
         self._send(self._hub, pickle.dumps(("failed", self.generation, failure, limit)))
 
-    def leave(self) -> None:
-        """Tells rank 0 that this rank's script has come to its end."""
-        self._send(self._hub, pickle.dumps(("left",)))
-
     def set_phase(self, name: str) -> None:
         """Tells rank 0 what this rank does, in a way that costs neither of them any waiting."""
         self.phase = name
@@ -447,16 +470,14 @@ class Spoke(Line):
                     self._conclude(self._latest)
             return
         if word == "exit":
-            peer.left = True
-        if word == "left":
-            peer.left = True
-            if self.watchdog.inside:
-                self._conclude(Verdict(self.generation, [left_early(0)], [0]))
-            return
+            peer.left = math.inf
         self.inbox.put((word, *rest))
 
+    def left_early(self, rank: int) -> None:
+        self._conclude(Verdict(self.generation, [_left_early(rank)], [rank]))
+
     def _hung_up(self, peer: _Peer) -> None:
-        if not peer.left:
+        if peer.left is None:
             place = peer.place
             cause = f"its process ({place.pid} on {place.host}) is gone: killed, crashed, or ended by its launcher"
             log.error("rank %d: rank 0 failed in phase '%s': %s", self.here.rank, peer.phase, cause)
@@ -468,9 +489,10 @@ class Spoke(Line):
         return Verdict(self.generation, [Failure(0, self._hub.phase, cause)], [0])
 
 
-def left_early(rank: int) -> Failure:
-    """A rank whose script is at its end while others still calculate."""
-    cause = "its script has ended while other ranks ask for a calculation; if by an exception, that is printed by itself"
+def _left_early(rank: int) -> Failure:
+    cause = (
+        "its script has ended while other ranks ask for a calculation; if by an exception, that is printed by itself"
+    )
     return Failure(rank, "script", cause)
 
 
@@ -483,7 +505,9 @@ def _accept(server: socket.socket, token: bytes, places: Sequence[Place], timeou
             left = give_up - time.monotonic()
             missing = [p.rank for p in places[1:] if (p.rank, False) not in found or (p.rank, True) not in found]
             if left <= 0:
-                raise NvddError(f"ranks {missing} did not reach rank 0 on port {server.getsockname()[1]} in {timeout:g} s")
+                raise NvddError(
+                    f"ranks {missing} did not reach rank 0 on port {server.getsockname()[1]} in {timeout:g} s"
+                )
             server.settimeout(left)
             try:
                 sock, _ = server.accept()

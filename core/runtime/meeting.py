@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from .launcher import Launch
 log = logging.getLogger("nvdd")
 _SHOWN = 64  # rows of the table of ranks
 # Once they have met, deadlines of calls and the watch over the ranks limit them, not the group.
-NO_LIMIT = timedelta(days=7)
+NO_LIMIT = 7 * 86400.0  # s
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,12 @@ class Meeting:
         """Its number among the ranks of its host."""
         return sum(self.places[rank].shares_host(place) for place in self.places[:rank])
 
-    def communicator(self, asked: str) -> tuple[Any, list[str]]:
+    def communicator(self, asked: str, deadline: float) -> tuple[Any, list[str]]:
         """A group of its own over all ranks, each on its device; all ranks call it at once.
 
         Args:
             asked: ``"cpu"``, ``"cuda"`` (the GPU of the rank's number on its host), ``"cuda:1"`` (the same everywhere).
+            deadline: ``time.monotonic()`` by which it must have been made, and its first deadline.
 
         Returns:
             This rank's `Communicator`, over NCCL if every rank has a GPU of its own and over gloo otherwise; and the
@@ -104,8 +106,10 @@ class Meeting:
 
         ranks = list(range(self.launch.size))
         device, unit, problem = _device(asked, self.local_rank(self.launch.rank))
+        limit = min(NO_LIMIT, max(0.01, deadline - time.monotonic()))
         with self._loopback():
-            comm = Communicator(dist.new_group(ranks, timeout=NO_LIMIT, backend="gloo"), device)
+            comm = Communicator(dist.new_group(ranks, timeout=timedelta(seconds=limit), backend="gloo"), device)
+            comm.deadline = deadline
             answers = comm.all_gather_object((str(device), unit, problem), site="devices")
         devices, units, problems = (list(column) for column in zip(*answers, strict=True))
         if any(problems):  # the same error on all ranks: nobody is left waiting for one without a GPU
@@ -116,7 +120,8 @@ class Meeting:
         if len(gpus) == len(ranks) and dist.is_nccl_available():
             comm.close()
             with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"):  # nvdd's watchdog aborts; torch's would kill
-                comm = Communicator(dist.new_group(ranks, timeout=NO_LIMIT, backend="nccl"), device)
+                comm = Communicator(dist.new_group(ranks, timeout=timedelta(seconds=NO_LIMIT), backend="nccl"), device)
+                comm.deadline = deadline
         if self.launch.rank == 0:
             hosts = [place.host for place in self.places]
             announce(self.launch.launcher, hosts, devices, comm.backend, self.threads, units)
@@ -134,7 +139,9 @@ class Meeting:
     def _loopback(self) -> Iterator[None]:
         """On one host gloo needs no network, and no host name that resolves."""
         name = next((n for n in ("lo", "lo0") if n in {name for _, name in socket.if_nameindex()}), None)
-        wanted = {"GLOO_SOCKET_IFNAME": name} if name and self._one_host and not os.environ.get("GLOO_SOCKET_IFNAME") else {}
+        wanted = (
+            {"GLOO_SOCKET_IFNAME": name} if name and self._one_host and not os.environ.get("GLOO_SOCKET_IFNAME") else {}
+        )
         with _environment(**wanted):
             yield
 

@@ -126,7 +126,8 @@ class DistributedModel:
         self.timings = {}
         with torch.inference_mode(False), torch.enable_grad():
             self._phase("edges")
-            volumes = [volume(c) for c in batch.cell.detach().cpu().numpy()]
+            needs_volume = bool(wanted & {"stress", "stresses"})
+            volumes = [volume(c) for c in batch.cell.detach().cpu().numpy()] if needs_volume else []
             graph = self.graphs.update(batch)
             self._phase("edges")
             rows = graph.edge_rows

@@ -1,0 +1,393 @@
+"""`Session`: services on the ranks of a launch (torchrun, mpirun, srun), called from the user's script.
+
+Like `local_ranks.LocalRanks`, but the processes are there already, this one is a rank too, and they may be on several
+hosts. Two modes:
+
+* ``"serve"``: the script goes on, on rank 0 alone. The others serve what rank 0 calls, until its script ends.
+* ``"replicated"``: the script goes on, on all ranks, and all make the same calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import itertools
+import logging
+import math
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..errors import CommunicationError, InputError, NvddError
+from . import failures
+from .agreement import check_alike
+from .launcher import Launch
+from .line import Hub, Limit, Spoke, Verdict, invite
+from .meeting import Meeting
+from .watchdog import Watchdog
+
+log = logging.getLogger("nvdd")
+MODES = ("serve", "replicated")
+# s that a rank may stay in a call after another's failure; rank 0 and its like run the user's script, so they get
+# longer: what they compute ends with an exception there, once it comes to the next exchange.
+_GRACE_SERVING, _GRACE_SCRIPT = 8.0, 30.0
+_LEAVING = 2.0  # s for the others to exit
+_DIVERGED = "spmd='replicated': the script has not done the same on all ranks"
+
+_session: Session | None = None
+
+
+class _Broken(Exception):
+    """This rank's call is void: there is a verdict."""
+
+
+def join(launch: Launch, mode: str, timeout: float | None) -> Session:
+    """The session of this process; made at the first call, which all processes of the launch must make.
+
+    In mode ``"serve"`` it returns on rank 0 alone: the other ranks serve, and exit with rank 0.
+
+    Args:
+        launch: from `launcher.detect`.
+        mode: ``"serve"`` or ``"replicated"``; one for the whole run.
+        timeout: seconds within which all processes must come; None for a week.
+    """
+    global _session
+    if mode not in MODES:
+        raise InputError(f"spmd must be one of {', '.join(map(repr, MODES))}, 'off', not {mode!r}")
+    if _session is not None and _session.mode != mode:
+        raise InputError(f"spmd={mode!r}, but this run has begun with spmd={_session.mode!r}: choose one")
+    if _session is None:
+        _session = Session(launch, mode, timeout)
+    if mode == "serve" and launch.rank > 0:
+        _session.serve()
+    return _session
+
+
+class Session:
+    """The ranks of a launch. Use `join`.
+
+    A failure on any rank ends the present process group and every service, and is raised once: on rank 0, or on all
+    ranks that run the script. If all processes live on, the next `start` makes a new group; if one is gone, nothing
+    can be started any more.
+    """
+
+    def __init__(self, launch: Launch, mode: str, timeout: float | None) -> None:
+        limit = 7 * 86400.0 if timeout is None else timeout
+        server, invitation = invite(launch.local_size == launch.size) if launch.rank == 0 else (None, None)
+        self.meeting = Meeting(launch, timedelta(seconds=limit), (mode, invitation))
+        modes = [mode for mode, _ in self.meeting.notices]
+        if len(set(modes)) > 1:
+            raise InputError(f"spmd must be the same on all ranks; it is {modes}")
+        self.launch, self.mode = launch, mode
+        self.arrays: dict[int, dict[str, np.ndarray]] = {}
+        self._serving = mode == "serve" and launch.rank > 0
+        self._pid = os.getpid()
+        self._comms: dict[str, tuple[Any, list[str]]] = {}
+        self._services: dict[int, Any] = {}
+        self._numbers = itertools.count(1)
+        self._dropped: list[int] = []
+        self._lock = threading.Lock()
+        self._raised: Verdict | None = None
+        self._deadline = math.inf
+        self._watchdog = Watchdog(self._abort, self._end, _GRACE_SERVING if self._serving else _GRACE_SCRIPT)
+        invitation, places = self.meeting.notices[0][1], self.meeting.places
+        self.line: Hub | Spoke
+        if launch.rank == 0:
+            self.line = Hub(server, invitation.token, places, self._watchdog, limit)
+        else:
+            self.line = Spoke(invitation, places[0], self.meeting.here, self._watchdog, limit)
+        self.line.start()
+        self._phase("idle")
+        atexit.register(self.leave)
+
+    # -- for the script
+
+    def start(self, service: str, kwargs: Mapping[str, Any], device: str, timeout: float | None) -> int:
+        """Builds ``module:Class`` as ``Class(comm, arrays, phase, **kwargs)`` on every rank; returns its number.
+
+        ``arrays`` is a dict of numpy arrays that each rank has for itself; rank 0's is ``self.arrays[number]``.
+        In mode ``"serve"`` all ranks get rank 0's ``kwargs``, so that they agree also where these are random.
+        """
+        number = next(self._numbers)
+        try:
+            pickled = pickle.dumps(dict(kwargs), protocol=5) if self.mode == "serve" else None
+        except Exception as error:
+            raise InputError(
+                f"the arguments of {service} can't be sent to the other ranks, since they can't be pickled "
+                f"({type(error).__name__}: {error}): give names, paths, numbers, or importable classes"
+            ) from error
+        self._call("start", (number, service, pickled, device), timeout, "the start", kwargs)
+        return number
+
+    def call(self, number: int, method: str, payload: Any, timeout: float | None) -> list[Any]:
+        """Runs ``service.<method>(payload)`` on all ranks.
+
+        Returns:
+            What each rank returned, by rank; in mode ``"replicated"`` what this one did, alone in a list.
+        """
+        if number not in self._services:
+            raise NvddError("this service has ended: start a new one")
+        return self._call("run", (number, method, payload), timeout, f"{method!r}")
+
+    def alive(self, number: int) -> bool:
+        """Whether a service can still be called; if a rank has failed meanwhile, the call will say so."""
+        return number in self._services
+
+    def drop(self, number: int) -> None:
+        """Lets go of a service; the other ranks do at the next call. May be called from a finaliser."""
+        self._dropped.append(number)
+
+    def devices(self, device: str) -> tuple[list[str], str]:
+        """Device of each rank, and the backend, for a ``device`` of `start`."""
+        comm, devices = self._comms[device]
+        return devices, comm.backend
+
+    def _call(self, word: str, args: tuple, timeout: float | None, what: str, kwargs: Any = None) -> list[Any]:
+        with self._lock:
+            self._ready()
+            dropped, self._dropped = self._dropped, []
+            order = (next(self._numbers), self.line.generation, timeout, what, dropped, word, args)
+            if self.mode == "serve":
+                try:
+                    body = pickle.dumps(("command", *order), protocol=5)
+                except Exception as error:
+                    raise InputError(f"the argument of {what} can't be pickled: {error}") from error
+                self.line.command(body)
+            try:
+                return self._perform(*order, kwargs=kwargs)
+            finally:
+                self._phase("idle")
+
+    def _ready(self) -> None:
+        """Raises what happened since the last call; begins another generation if that has been raised."""
+        verdict = self.line.verdict
+        if verdict is not None and verdict is not self._raised:
+            self._raised = verdict
+            self._shut()
+            raise failures.to_error(verdict.failures, self.launch.size)
+        gone = sorted(self.line.lost) if isinstance(self.line, Hub) else (verdict.lost if verdict else [])
+        if gone:
+            why = self._raised.why if self._raised else f"rank {gone[0]} is gone"
+            raise NvddError(f"the ranks of this run can't go on ({why}): start the job again")
+        if verdict is not None:
+            self._renew(self.line.generation + 1)
+
+    # -- for the ranks that serve
+
+    def serve(self) -> NoReturn:
+        """Does what rank 0 asks for; ends this process when rank 0 ends."""
+        code = 1
+        try:
+            with contextlib.suppress(ValueError):  # not the main thread
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches rank 0 too, which then ends all
+            code = self._serve()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            self._exit(code)
+
+    def _serve(self) -> int:
+        while True:
+            word, *rest = self.line.inbox.get()
+            if word == "exit":
+                return rest[0]
+            if word == "gone":
+                return 1
+            if word == "verdict":
+                self._shut()
+            if word != "command":
+                continue
+            number, generation, *order = rest
+            if generation != self.line.generation:
+                self._renew(generation)
+            try:
+                (value,) = self._perform(number, generation, *order)
+                self.line.answer((generation, number, pickle.dumps(value, protocol=5)))
+            except BaseException:  # reported: rank 0 raises it
+                log.debug("rank %d: this call failed", self.launch.rank, exc_info=True)
+            self._phase("idle")
+
+    def _exit(self, code: int) -> NoReturn:
+        """Ends a rank that serves, and nothing of the script after the constructor runs: no atexit, no finally."""
+        stuck = threading.Timer(5.0, os._exit, (code or 1,))
+        stuck.daemon = True
+        stuck.start()
+        alone = self.line.verdict is not None and bool(self.line.verdict.lost)
+        with contextlib.suppress(Exception):
+            self._shut()
+            self.meeting.leave()
+        self.line.close()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        stuck.cancel()
+        if self.launch.rendezvous == "mpi" and not alone:
+            from mpi4py import MPI
+
+            if not MPI.Is_finalized():
+                MPI.Finalize()  # mpirun takes an exit without it for a crash, and kills rank 0
+        os._exit(code)
+
+    # -- on every rank
+
+    def _perform(
+        self,
+        number: int,
+        generation: int,
+        timeout: float | None,
+        what: str,
+        dropped: list[int],
+        word: str,
+        args: tuple,
+        kwargs: Any = None,
+    ) -> list[Any]:
+        for old in dropped:
+            self._services.pop(old, None)
+            self.arrays.pop(old, None)
+        deadline = self._deadline = math.inf if timeout is None else time.monotonic() + timeout
+        self.line.calls += 1
+        try:
+            with self._watchdog.call(deadline):
+                self._check()
+                for comm, _ in self._comms.values():
+                    comm.deadline = deadline
+                value = getattr(self, f"_{word}")(*args, kwargs) if word == "start" else self._run(*args)
+                answers = self._collect(number, value, deadline) if self._leads else [value]
+            self._check()  # after an abort, what was computed is void
+            return answers
+        except BaseException as error:
+            limit = Limit(timeout, what) if timeout is not None and time.monotonic() > deadline - 0.05 else None
+            self._give_up(error, limit)
+
+    @property
+    def _leads(self) -> bool:
+        return self.mode == "serve" and self.launch.rank == 0
+
+    def _check(self) -> None:
+        if self.mode == "replicated":
+            for rank in self.line.left_behind():
+                self.line.left_early(rank)
+                raise _Broken
+        if self.line.verdict is not None:
+            raise _Broken
+
+    def _start(self, number: int, service: str, pickled: bytes | None, device: str, kwargs: Any) -> None:
+        self._phase("group")
+        if device not in self._comms:
+            self._comms[device] = self.meeting.communicator(device, self._deadline)
+        comm = self._comms[device][0]
+        self._phase("setup")
+        if self.mode == "replicated":
+            check_alike(comm, {"the call": ("start", number, service), **kwargs}, _DIVERGED)
+        module, _, name = service.partition(":")
+        maker = getattr(importlib.import_module(module), name)
+        arrays = self.arrays.setdefault(number, {})
+        if kwargs is None:
+            kwargs = pickle.loads(pickled)
+        self._services[number] = maker(comm, arrays, self._phase, **kwargs)
+
+    def _run(self, number: int, method: str, payload: Any) -> Any:
+        self._phase(method)
+        service = self._services[number]
+        if self.mode == "replicated":
+            inputs = service.fingerprint(payload) if method == "evaluate" else {}
+            check_alike(service.comm, {"the call": (method, number), **inputs}, _DIVERGED)
+        return getattr(service, method)(payload)
+
+    def _collect(self, number: int, mine: Any, deadline: float) -> list[Any]:
+        """The answers of all ranks, which also says that all have come to the end of the call."""
+        answers = {0: mine}
+        while len(answers) < self.launch.size:
+            left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+            try:
+                word, *rest = self.line.inbox.get(timeout=left)
+            except queue.Empty:
+                raise CommunicationError("timed out waiting for the answers of the other ranks") from None
+            if word == "verdict" and rest[0] == self.line.generation:
+                raise _Broken
+            if word == "answer" and rest[1:3] == [self.line.generation, number]:
+                answers[rest[0]] = pickle.loads(rest[3])
+        return [answers[rank] for rank in range(self.launch.size)]
+
+    # -- failures
+
+    def _give_up(self, error: BaseException, limit: Limit | None) -> NoReturn:
+        """Reports, leaves the group so that the peers' operations fail at once, and raises what all agree upon."""
+        failure = failures.from_exception(self.launch.rank, self.line.phase, error)
+        if not isinstance(error, _Broken):
+            self.line.report(failure, limit)
+        link: BaseException | None = error
+        while link is not None:  # the frames hold the process group, whose connections close with the last holder
+            traceback.clear_frames(link.__traceback__)
+            link = link.__cause__ or link.__context__
+        self._shut()
+        if self._serving:
+            raise error
+        verdict = self._raised = self.line.settle()
+        if not isinstance(error, Exception):  # Ctrl-C, SystemExit: the script's own affair
+            raise error
+        first = failures.primary(verdict.failures)
+        if first.rank == self.launch.rank and first.exception is not None and isinstance(error, failures.USER_ERRORS):
+            raise error
+        mine = first.rank == self.launch.rank and not isinstance(error, _Broken)
+        raise failures.to_error(verdict.failures, self.launch.size) from (error if mine else None)
+
+    def _shut(self) -> None:
+        """Ends services and process groups."""
+        for service in self._services.values():
+            if hasattr(service, "close"):
+                with contextlib.suppress(Exception):
+                    service.close()
+        self._services, self.arrays = {}, {}
+        for comm, _ in self._comms.values():
+            comm.close()
+        self._comms = {}
+
+    def _renew(self, generation: int) -> None:
+        self._shut()
+        self.line.renew(generation)
+
+    def _abort(self) -> None:
+        # In a thread: NCCL may take its time, and the line must be watched meanwhile.
+        comms = [comm for comm, _ in self._comms.values()]
+        threading.Thread(target=lambda: [comm.abort() for comm in comms], name="nvdd-abort", daemon=True).start()
+
+    def _end(self, why: str) -> None:
+        log.critical("rank %d is stuck in phase '%s' and ends: %s", self.launch.rank, self.line.phase, why)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(1)
+
+    def _phase(self, name: str) -> None:
+        self.line.set_phase(name)
+
+    # -- the end of the script
+
+    def leave(self) -> None:
+        """Ends the run on this rank; at the exit of the interpreter."""
+        if os.getpid() != self._pid or self.line.closing:
+            return
+        for stream in (sys.stdout, sys.stderr):  # mpirun may end this process with the first of the others
+            with contextlib.suppress(Exception):
+                stream.flush()
+        if self._leads:
+            failed = self.line.verdict is not None or bool(self.line.lost)
+            self.line.dismiss(1 if failed else 0, _LEAVING)
+        elif self.mode == "replicated":
+            self.line.leave()
+        with contextlib.suppress(Exception):
+            self._shut()
+            self.meeting.leave()
+        self.line.close()
