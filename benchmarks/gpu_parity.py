@@ -25,7 +25,10 @@ def main() -> int:
     failures = 0
     n_gpus = torch.cuda.device_count()
     places = [("cuda", 1), ("cuda", n_gpus), ("cuda:0", 2), ("cuda:0", 4)]
-    cases = [("lj", s) for s in ("triclinic", "slab", "tiny cell", "gas")] + [("mace-zbl", "quartz"), ("mace", "quartz slab")]
+    cases = [("lj", s) for s in ("triclinic", "slab", "tiny cell", "gas")] + [
+        ("mace-zbl", "quartz"),
+        ("mace", "quartz slab"),
+    ]
     print(f"{n_gpus} GPUs, torch {torch.__version__}")
     for device, ranks in places:
         for model, structure in cases:

@@ -18,10 +18,10 @@ from ase.calculators.calculator import Calculator
 from ase.calculators.lj import LennardJones
 from ase.spacegroup import crystal
 from mace.calculators import MACECalculator
+from random_mace import random_mace
 from sevenn.calculator import SevenNetCalculator
 
 from nvdd_ase import NVDDCalculator
-from random_mace import random_mace
 
 # relative, by the type of the weights: of the largest force and stress, and of the energy
 TOLERANCE = {"float64": 1e-11, "float32": 5e-6}

@@ -20,9 +20,9 @@ from ase import Atoms, units
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.md.verlet import VelocityVerlet
 from ase.spacegroup import crystal
+from random_mace import random_mace
 
 from nvdd_ase import NVDDCalculator
-from random_mace import random_mace
 
 STEPS = 5
 TOLERANCE = {"float64": 1e-11, "float32": 5e-6}  # of the largest force, by the type of the model's weights

@@ -69,9 +69,7 @@ class SmallNetWrapper(nn.Module, BaseModelMixin):
     def __init__(self, net: SmallNet) -> None:
         super().__init__()
         self.net = net
-        self.model_config = ModelConfig(
-            neighbor_config=NeighborConfig(cutoff=net.cutoff), elements=frozenset(ELEMENTS)
-        )
+        self.model_config = ModelConfig(neighbor_config=NeighborConfig(cutoff=net.cutoff), elements=frozenset(ELEMENTS))
 
     def forward(self, data: Batch) -> ModelOutputs:
         """``{"energies": (n_atoms,)}``; nvdd makes energy, forces and stress of them."""

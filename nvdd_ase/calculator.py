@@ -12,8 +12,9 @@ from ase.calculators.calculator import Calculator, PropertyNotImplementedError, 
 
 from nvdd.cells import volume
 from nvdd.errors import InputError, NvddError
+from nvdd.runtime.launcher import Launch, detect
 from nvdd_ase import inputs
-from nvdd_ase.backends import InProcess, Workers
+from nvdd_ase.backends import InProcess, Launched, Workers
 from nvdd_ase.engine import ROW_SHAPES, voigt
 
 
@@ -24,7 +25,11 @@ class NVDDCalculator(Calculator):
         model: ``"family:checkpoint"`` (``"sevenn:7net-0"``, ``"mace:path.model"``, ``"lj"``; `nvdd models` lists
             them), ``"py:module:attribute"`` for a wrapper or factory of your own, or a wrapper object.
         ranks: number of ranks. 1 computes in this process; more start that many processes on this machine, which
-            end with the calculator.
+            end with the calculator. Under a launcher (torchrun, mpirun, srun) each of its processes is a rank, and
+            this is left out. Default: 1, or all ranks of the launcher.
+        spmd: what the script does under a launcher (docs/launching.md). ``"serve"``: from here on it runs on rank 0
+            alone; the other ranks serve inside this constructor and exit with rank 0. ``"replicated"``: it runs on
+            all ranks, must do the same on all, and is stopped if it does not. ``"off"``: every process by itself.
         device: ``"cpu"``, ``"cuda"`` (rank i takes GPU i), ``"cuda:0"``; None for a GPU if torch sees one.
         dtype: ``"float32"`` or ``"float64"``; None for the model's own.
         skin: A; neighbours are searched again when an atom has moved by half of it. Results don't depend on it.
@@ -47,7 +52,7 @@ class NVDDCalculator(Calculator):
         InputError: an input that can't be computed; the message names it.
         MissingDependencyError: the model's package is not installed.
         RankError: a rank failed; the message has its number, what it was doing and why. The next calculation
-            starts new ranks.
+            starts new ranks, unless a process of a launcher is gone.
         DistributedOpError: the model does something whose meaning over ranks is unknown.
 
     Example::
@@ -65,7 +70,8 @@ class NVDDCalculator(Calculator):
         self,
         model: Any,
         *,
-        ranks: int = 1,
+        ranks: int | None = None,
+        spmd: str = "serve",
         device: str | None = None,
         dtype: str | None = None,
         skin: float = 0.5,
@@ -77,10 +83,14 @@ class NVDDCalculator(Calculator):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        self._backend: InProcess | Workers | None = None
+        self._backend: InProcess | Workers | Launched | None = None
         own = [name for name in inspect.signature(NVDDCalculator).parameters if name != "kwargs"]
         inputs.check_keywords(kwargs, own)
-        self._ranks = inputs.checked_ranks(ranks)
+        self._spmd = _checked_spmd(spmd)
+        launch = self._launch()
+        if launch is not None:
+            launch.check_ranks(ranks)
+        self._ranks = launch.size if launch is not None else inputs.checked_ranks(1 if ranks is None else ranks)
         self._device = inputs.checked_device(device)
         self._timeouts = tuple(
             inputs.checked_seconds(*limit) for limit in (("start_timeout", start_timeout), ("timeout", timeout))
@@ -123,10 +133,18 @@ class NVDDCalculator(Calculator):
 
     # -- the ranks ----------------------------------------------------------------------------------------------
 
+    def _launch(self) -> Launch | None:
+        return detect() if self._spmd != "off" else None
+
     def _start(self) -> dict[str, Any]:
-        backend = InProcess if self._ranks == 1 else Workers
         self._sent: dict[str, Any] = {}
-        self._backend = backend(self._ranks, self._device, self._engine_arguments, self._timeouts)
+        launch = self._launch()
+        if launch is not None:
+            launch.check_ranks(self._ranks)  # a copy may have come from elsewhere
+            self._backend = Launched(launch, self._spmd, self._device, self._engine_arguments, self._timeouts)
+        else:
+            backend = InProcess if self._ranks == 1 else Workers
+            self._backend = backend(self._ranks, self._device, self._engine_arguments, self._timeouts)
         return self._backend.call("describe")[0]
 
     def close(self) -> None:
@@ -240,3 +258,9 @@ class NVDDCalculator(Calculator):
             "system_fields": inputs.read_info(atoms, self._description),
         }
         return {k: v for k, v in current.items() if k not in self._sent or not inputs.same(self._sent[k], v)}
+
+
+def _checked_spmd(spmd: str) -> str:
+    if spmd not in ("serve", "replicated", "off"):
+        raise InputError(f"spmd must be 'serve', 'replicated' or 'off', got {spmd!r}")
+    return spmd

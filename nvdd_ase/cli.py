@@ -314,5 +314,21 @@ def handlers(debug: Debug = False) -> None:
     report.print_handlers()
 
 
+@app.command()
+@report.readable_errors
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="Import no model package and start no ranks.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Say what is installed, what is missing and how to get it; exit code 1 if nvdd can't be used."""
+    from nvdd_ase.doctor import diagnose, healthy, render
+
+    with report.err.status("looking around"):
+        found = diagnose(quick)
+    report.out.print(render(found))
+    if not healthy(found):
+        raise typer.Exit(report.EXIT_UNUSABLE)
+
+
 if __name__ == "__main__":
     main()

@@ -23,6 +23,7 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 EXIT_NOT_CONVERGED = 1
+EXIT_UNUSABLE = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 

@@ -95,7 +95,7 @@ class Engine:
             system_fields={k: torch.from_numpy(v)[None] for k, v in self._fixed["system_fields"].items()},
         )
         out = self._forward(batch, payload["wanted"])
-        ids = out.ids.cpu().numpy()
+        ids = self.ids = out.ids.cpu().numpy()
         for name in ROW_SHAPES:
             if name in out:
                 value = out[name].cpu().numpy()

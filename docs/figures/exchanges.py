@@ -36,8 +36,9 @@ def quartz() -> Atoms:
 
 def mace(n_layers: int):
     """The wrapper of one with 32x0e+32x1o features, r_max 4.5 A, in float32."""
-    from nvdd.models.mace import MACEWrapper
     from random_mace import random_mace
+
+    from nvdd.models.mace import MACEWrapper
 
     return MACEWrapper(random_mace(n_layers=n_layers, hidden="32x0e+32x1o").float()).eval().requires_grad_(False)
 
@@ -66,7 +67,9 @@ def main() -> None:
             out = model(batch, {"energy", "forces"})
         if comm.rank == 0:
             print(f"\n{name}: {len(out.ids)} owned atoms, {out.n_halo} halo rows, {out.n_edges} edges")
-            print(f"  {trace.n_exchanges} exchanges, {trace.bytes_sent} bytes sent, reductions {dict(trace.reductions)}")
+            print(
+                f"  {trace.n_exchanges} exchanges, {trace.bytes_sent} bytes sent, reductions {dict(trace.reductions)}"
+            )
             for e in trace.exchanges:
                 print(f"  {e.site}: {e.bytes_sent // max(e.rows_sent, 1)} bytes a row")
     dist.destroy_process_group()

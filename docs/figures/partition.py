@@ -28,7 +28,7 @@ def crystal() -> tuple[np.ndarray, np.ndarray]:
     d, columns, rows = 2.9, 10, 10
     grid = np.array([(i + 0.5 * (j % 2), j * np.sqrt(3) / 2, 0) for j in range(rows) for i in range(columns)])
     random = np.random.default_rng(4)
-    positions = d * (grid + [0.25, 0.4, 0]) + 0.12 * d * random.uniform(-1, 1, grid.shape) * [1, 1, 0]
+    positions = d * (grid + np.array([0.25, 0.4, 0])) + 0.12 * d * random.uniform(-1, 1, grid.shape) * [1, 1, 0]
     keep = np.ones(len(grid), bool)
     keep[random.choice(len(grid), 7, replace=False)] = False
     return positions[keep], np.diag([columns * d, rows * d * np.sqrt(3) / 2, 0.0])
@@ -70,7 +70,9 @@ def draw_rank(axes: Axes, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarr
     halo = np.unique(edges.sender[owner[edges.sender] != RANK])
 
     draw_cell(axes, cell)
-    axes.add_collection(LineCollection(list(np.stack([start, end], 1)[:, :, :2]), colors="0.75", linewidths=0.7, zorder=1))
+    axes.add_collection(
+        LineCollection(list(np.stack([start, end], 1)[:, :, :2]), colors="0.75", linewidths=0.7, zorder=1)
+    )
     axes.scatter(*positions[:, :2].T, s=10, color="0.8", zorder=1)
     axes.scatter(*positions[owner == RANK][:, :2].T, s=70, color=COLOURS[RANK], zorder=3)
     colours = np.array(COLOURS)[owner[halo]]
@@ -80,7 +82,8 @@ def draw_rank(axes: Axes, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarr
     edge_colours = np.array(COLOURS)[owner[places[:, 3].astype(int)]]
     axes.scatter(*places[:, :2].T, s=26, facecolors="white", edgecolors=edge_colours, linewidths=1, zorder=2)
     axes.set_title(
-        f"rank {RANK}: {(owner == RANK).sum()} owned rows, {len(halo)} halo rows, {len(edges.sender)} edges", fontsize=12
+        f"rank {RANK}: {(owner == RANK).sum()} owned rows, {len(halo)} halo rows, {len(edges.sender)} edges",
+        fontsize=12,
     )
     note = "full: owned row;  ring: halo row, in its owner's colour;\nsmall ring: periodic image of one, without a row of its own"
     axes.text(cell[0, 0] / 2, -5.8, note, ha="center", va="bottom", fontsize=9)

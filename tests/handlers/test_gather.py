@@ -82,7 +82,7 @@ REFUSED = {
     "senders with other indices": (lambda w: w.x[w.senders, torch.zeros(w.n_edges, dtype=torch.int64)], "getitem"),
     "atoms by species": (lambda w: w.x[w.z], "getitem"),
     "one atom": (lambda w: w.x[0], "getitem"),
-    "the first atoms": (lambda w: w.x[:1], "getitem"),
+    "the first atoms": (lambda w: w.x[:2], "getitem"),
     "the last atoms": (lambda w: w.x[-2:], "getitem"),
     "every second atom": (lambda w: w.x[::2], "getitem"),
     "atoms by a list": (lambda w: w.x[[0]], "getitem"),

@@ -578,8 +578,8 @@ energies = []
 for ranks in (1, 2):
     atoms.calc = calculator = NVDDCalculator("py:my_models:make", ranks=ranks, model_options={"scale": 2.0})
     energies.append(atoms.get_potential_energy())
-print(*[rank["pid"] for rank in calculator.report()])
 assert abs(energies[1] / energies[0] - 1) < 1e-12 and energies[0] > 1
+print(*[rank["pid"] for rank in calculator.report()])
 """
 
 
@@ -623,24 +623,23 @@ def test_interactive_namespace(tmp_path, monkeypatch, capsys):
         notebook.runcode(compile(cell, "<cell>", "exec"))
     pids = [int(pid) for pid in capsys.readouterr().out.split()]
     assert len(pids) == 2, "the cells ran to their end"
-    definition = """
-        class Mine(type(calculator)):
+    cells = """
+        from user_models import ChargedPairs
+
+        class Own(ChargedPairs):
             pass
 
-        from user_models import ChargedPairs as Pairs
-
-        class Own(Pairs):
-            pass
-
-        Own.__module__ = "__main__"
         try:
             NVDDCalculator(Own(), ranks=2)
         except Exception as error:
             print(type(error).__name__, error)
+        with NVDDCalculator(Own(), ranks=1) as atoms.calc:
+            assert abs(2 * atoms.get_potential_energy() / energies[0] - 1) < 1e-12
         calculator.close()
+        print("done")
     """
-    notebook.runcode(compile(textwrap.dedent(definition), "<cell>", "exec"))
+    notebook.runcode(compile(textwrap.dedent(cells), "<cell>", "exec"))
     out = capsys.readouterr()
     assert "InputError" in out.out and "'Own' is defined in the script or notebook itself" in out.out, out
-    assert "move it to a module" in out.out
+    assert "move it to a module" in out.out and out.out.endswith("done\n"), out
     assert_no_process(pids)

@@ -254,18 +254,29 @@ def run_table(comm: Communicator, file: str, policy: str) -> dict[str, Any]:
 
 @cache
 def _plain_table(file: str) -> dict[str, Any]:
-    module = _module_from(file)
-    return {name: run_plain(f) for cases in getattr(module, "CASES", {}).values() for name, f in cases.items()}
+    out = {}
+    for cases in getattr(_module_from(file), "CASES", {}).values():
+        for name, function in cases.items():
+            try:
+                out[name] = run_plain(function)
+            except Exception as error:  # reported by the test of this case
+                out[name] = {"error": f"{type(error).__name__}: {error}", "value": torch.zeros(0)}
+    return out
 
 
-_TABLES: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+_TABLES: dict[tuple[str, int, str], Any] = {}
 
 
 def table(ranks: Any, file: str, world_size: int, policy: str) -> list[dict[str, Any]]:
     """What each rank found for all cases of the module in ``file``; computed once a session."""
     key = (file, world_size, policy)
     if key not in _TABLES:
-        _TABLES[key] = ranks.run(world_size, run_table, file, policy)
+        try:
+            _TABLES[key] = ranks.run(world_size, run_table, file, policy, timeout=60.0)
+        except Exception as error:  # once for all cases of the module
+            _TABLES[key] = error
+    if isinstance(_TABLES[key], Exception):
+        raise _TABLES[key]
     return _TABLES[key]
 
 
@@ -277,6 +288,7 @@ def check(ranks: Any, file: str, kind: str, name: str) -> None:
     kind, _, at = kind.partition(" ")
     row_dim = int(at or 0)
     expected = _plain_table(file)[name]
+    assert "error" not in expected, f"{name}, one process: {expected['error']}"
     for world_size, policy in SETUPS:
         parts = table(ranks, file, world_size, policy)
         label = f"{name}, {world_size} ranks, {policy}"
