@@ -36,6 +36,8 @@ class Communicator:
         backend: ``"gloo"``, ``"nccl"`` or ``"none"`` (a single rank).
         deadline: ``time.monotonic()`` by which every operation must have ended, or raises; ``math.inf`` for no limit,
             None for the group's own.
+        doing: the operation that this rank is in, as (its number, what it is); None between operations. For whoever
+            watches from another thread: ranks that stay in different ones are waiting for each other.
 
     Every rank calls the same methods in the same order. Messages carry a sequence number and the name of the
     site that sent them; if two ranks are not at the same site, both raise `CommunicationError`. (Over NCCL the
@@ -54,6 +56,8 @@ class Communicator:
             self.backend = table.get(self.device.type, name)
             self._global_ranks = dist.get_process_group_ranks(group)
         self.deadline: float | None = None
+        self.doing: tuple[int, str] | None = None
+        self._operations = 0
         self._sequence = 0
 
     @classmethod
@@ -220,10 +224,14 @@ class Communicator:
             left = timedelta(seconds=min(_NO_LIMIT, max(_LEAST, self.deadline - time.monotonic())))
             limit = (left,)
             self.group._get_backend(torch.device("cpu"))._set_default_timeout(left)
+        self._operations += 1
+        self.doing = (self._operations, what)
         try:
             yield limit
         except RuntimeError as error:
             raise CommunicationError(f"rank {self.rank}, {what}: {error}") from error
+        finally:
+            self.doing = None
 
     def abort(self) -> None:
         """Breaks off what this rank is in, from another thread. Over gloo nothing can: `deadline` bounds that."""
@@ -236,7 +244,10 @@ class Communicator:
         group, self.group = self.group, None
         if group is not None:
             with suppress(Exception):  # of a broken group
-                dist.destroy_process_group(group)
+                if self.backend == "nccl":  # whose orderly end waits for the peers
+                    dist.distributed_c10d._abort_process_group(group)
+                else:
+                    dist.destroy_process_group(group)
 
 
 def _row_bytes(rows: Tensor) -> int:

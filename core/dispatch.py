@@ -30,15 +30,19 @@ class Call:
         func: the torch function.
         name: its canonical name, without the underscores of in-place and dunder forms.
         inplace: whether it changes its first argument.
-        args, kwargs: as given.
+        args, kwargs: as given, with torch's own names for the arguments and ``input`` as the first of them.
         shards: the ShardTensors among the arguments (also in lists and tuples).
     """
 
     __slots__ = ("args", "func", "inplace", "kwargs", "name", "shards")
 
     def __init__(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
-        self.func, self.args, self.kwargs = func, args, kwargs
         self.name, self.inplace = op_name(func)
+        if kwargs:
+            kwargs = {_NUMPY_NAMES.get(k, k): v for k, v in kwargs.items()}
+            if not args and "input" in kwargs and "condition" not in kwargs:
+                args = (kwargs.pop("input"),)
+        self.func, self.args, self.kwargs = func, args, kwargs
         self.shards: list[ShardTensor] = []
         _collect(args, self.shards)
         if kwargs:
@@ -76,7 +80,7 @@ class Call:
         shards = ", ".join(f"{s._role.name}{tuple(to_local(s).shape)}" for s in self.shards)
         remedy = remedy or (
             "Ways out: write the step with gathers by edge index and scatters over receivers or systems; pass "
-            "nvdd.to_local(x) where the step is meant to be local to each atom; declare an adapter in the spec"
+            "nvdd.to_local(x) where the step is meant to be local to each atom"
         )
         return DistributedOpError(f"{self.name}({shards}) at {site}: {why}. {remedy}.", self.name, site)
 
@@ -123,6 +127,9 @@ _ALIASES = {
     "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not", "absolute": "abs",
     "pos": "positive", "multiply": "mul", "subtract": "sub", "rsub": "sub", "negative": "neg",
 }  # fmt: skip
+
+
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # which torch takes as well
 
 
 @dataclass(frozen=True)
@@ -210,6 +217,7 @@ def _fire(handler: Handler, call: Call) -> Any:
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_MODELS = _HERE + "models" + os.sep  # wrappers are model code, wherever they are installed
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
@@ -219,7 +227,7 @@ def call_site() -> str:
     while frame is not None:
         path = frame.f_code.co_filename
         # generated code (e3nn, torch.fx) has no file, its caller has
-        if not path.startswith((_HERE, _TORCH, "<")):
+        if not path.startswith((_HERE, _TORCH, "<")) or path.startswith(_MODELS):
             return f"{path}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return "an unknown place"

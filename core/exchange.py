@@ -68,6 +68,19 @@ class _Broadcast(Function):
         return _AllReduce.apply(grad, ctx.comm, ctx.site + " (adjoint)"), None, None
 
 
+class _Shared(Function):
+    @staticmethod
+    def forward(ctx, value: Tensor, comm: Communicator, site: str) -> Tensor:
+        ctx.comm, ctx.site = comm, site
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        # as if rank 0 had sent the value to all: the sum over ranks of gradients counts it once
+        grad = _Broadcast.apply(grad, ctx.comm, ctx.site)
+        return grad * (1.0 if ctx.comm.rank == 0 else 0.0), None, None
+
+
 def fetch(owned: Tensor, plan: ExchangePlan, site: str = "fetch") -> Tensor:
     """(n_owned, ...) -> (n_padded, ...): owned rows followed by the halo rows from their owners."""
     _check_rows(owned, plan.n_owned, "owned", plan)
@@ -120,6 +133,15 @@ def sum_over_ranks(partial: Tensor, comm: Communicator, site: str = "sum over ra
 def broadcast(replicated: Tensor, comm: Communicator, site: str = "broadcast") -> Tensor:
     """A value that all ranks have alike, for use with what each has of its own; its adjoint is `sum_over_ranks`."""
     return _Broadcast.apply(replicated, comm, site)
+
+
+def shared(value: Tensor, comm: Communicator, site: str = "parameter") -> Tensor:
+    """A parameter, for use with what all ranks have alike.
+
+    The gradient of a parameter is a share on each rank, to be summed over ranks. What is the same everywhere gives
+    the same gradient everywhere, which the sum must count once.
+    """
+    return _Shared.apply(value, comm, site)
 
 
 def _check_rows(tensor: Tensor, rows: int, what: str, plan: ExchangePlan) -> None:

@@ -55,6 +55,7 @@ class ShardMeta:
             it is the last of the ``n_owned`` rows.
         policy: storage policy.
         more_plans: halo exchanges of other rows (``"edges"``, ``"bonds"``) that the model reads across ranks.
+        known: inputs of which this rank knows the halo rows already: the tensor, and owned and halo rows.
     """
 
     plan: ExchangePlan
@@ -64,6 +65,7 @@ class ShardMeta:
         default_factory=lambda: HaloStoragePolicy(scatter_mode="local", gather_mode="halo_fetch")
     )
     more_plans: dict[str, ExchangePlan] = field(default_factory=dict)
+    known: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _fetched: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
     _required: list[tuple[Tensor, Exception]] = field(default_factory=list)
 

@@ -114,6 +114,14 @@ def like(tensor: Tensor, model: ShardTensor, row_dim: int | None = None, role: R
     )
 
 
+def adopt(tensor: Tensor, model: ShardTensor) -> Tensor:
+    """Gives a plain tensor that a handler has written to the role of ``model``, so that whoever holds it sees it."""
+    if type(tensor) is Tensor:
+        tensor.__class__ = ShardTensor
+        tensor.__dict__.update(model.__dict__)
+    return tensor
+
+
 def to_local(value: Any) -> Any:
     """The plain tensor behind a ShardTensor; anything else unchanged.
 

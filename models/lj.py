@@ -130,7 +130,7 @@ class LennardJonesModelWrapper(torch.nn.Module, BaseModelMixin):
         numbers = to_local(data.atomic_numbers)
         species, sender_species = self.species_of_number[numbers], None
         if self.model_config.elements is not None:
-            # over several ranks this gather brings the remote senders' numbers, once per partition
+            # by the index as given: over several ranks it reads remote senders, too
             sender_species = self.species_of_number[to_local(data.atomic_numbers[data.senders])]
             self._check_elements(numbers, species)
         energies = lj_energies(

@@ -7,7 +7,7 @@ from importlib import import_module
 
 # Handlers are tried in this order: stand-ins and indices before what they index, rows before their features.
 FAMILIES = (
-    "inspect", "anchor", "index", "gather", "scatter", "system", "count", "script", "elementwise", "features",
+    "inspect", "anchor", "index", "gather", "scatter", "system", "count", "derivative", "script", "elementwise", "features",
     "products",
 )  # fmt: skip
 

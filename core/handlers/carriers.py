@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nvdd.dispatch import Call
 from nvdd.exchange import broadcast
-from nvdd.roles import Role
+from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
+
+_MANY = 50  # operations that make a weight of parameters are fewer
 
 
 def carriers(call: Call) -> list[ShardTensor]:
@@ -30,20 +33,44 @@ def one_kind(call: Call) -> Role:
     return kinds.pop()
 
 
+def to_rows(value: Tensor, meta: ShardMeta, site: str) -> Tensor:
+    """A per-system value for use with this rank's rows; its adjoint sums their gradients over ranks."""
+    if not value.requires_grad:
+        return value
+    value = broadcast(value, meta.comm, site)
+    if meta.n_phantom:
+        # a phantom has no gradient, also where the model divides by its zero neighbours and 0 * inf would be NaN
+        value = torch.where(torch.ones_like(value, dtype=torch.bool), value.detach(), value)
+    return value
+
+
 def with_broadcast(call: Call) -> tuple[tuple, dict[str, Any]]:
     """The arguments, with per-system values broadcast where they meet rows."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, ShardTensor):
             local = to_local(value)
-            if value._role is Role.SYSTEM and local.requires_grad:
-                return broadcast(local, value._meta.comm, f"{call.name} with rows")
-            return local
+            return to_rows(local, value._meta, f"{call.name} with rows") if value._role is Role.SYSTEM else local
         if isinstance(value, (tuple, list)):
             return type(value)(plain(v) for v in value)
         return value
 
     return tuple(plain(a) for a in call.args), {k: plain(v) for k, v in call.kwargs.items()}
+
+
+def of_parameters(value: Tensor) -> bool:
+    """Whether a tensor that needs a gradient is a leaf or computed from parameters only, in a few steps."""
+    if value.grad_fn is None:
+        return True
+    seen, todo = set(), [value.grad_fn]
+    while todo:
+        node = todo.pop()
+        leaf = getattr(node, "variable", None)
+        if len(seen) > _MANY or (leaf is not None and not isinstance(leaf, torch.nn.Parameter)):
+            return False
+        seen.add(node)
+        todo += [n for n, _ in node.next_functions if n is not None and n not in seen]
+    return True
 
 
 def allowed(call: Call) -> bool:
@@ -77,6 +104,4 @@ def keep(call: Call, out: Any, row_dim: int | None, why: str = "", role: Role | 
     def wrap(value: Any) -> Any:
         return promote(value, role, x._meta, row_dim, x._entry, x._of) if isinstance(value, Tensor) else value
 
-    if isinstance(out, (tuple, list)):
-        return type(out)(map(wrap, out)) if type(out) in (tuple, list) else tuple(map(wrap, out))
-    return wrap(out)
+    return type(out)(tuple(map(wrap, out))) if isinstance(out, (tuple, list)) else wrap(out)

@@ -13,26 +13,29 @@ import torch
 from torch import Tensor
 
 from nvdd.dispatch import Call, register
+from nvdd.exchange import shared
 from nvdd.handlers import rows
-from nvdd.handlers.carriers import carriers, has_carrier, one_kind, with_broadcast
+from nvdd.handlers.carriers import carriers, has_carrier, of_parameters, one_kind, with_broadcast
 from nvdd.roles import Role
-from nvdd.shard_tensor import ShardTensor, promote
+from nvdd.shard_tensor import ShardTensor, adopt, promote, to_local
 
 # elementwise without the tag in every version of torch
 _MORE = {
     "where", "masked_fill", "broadcast_tensors", "copy", "fill", "zero", "relu6", "softplus", "silu", "gelu", "mish",
     "selu", "celu", "elu", "leaky_relu", "hardtanh", "logsigmoid", "softsign", "tanhshrink", "threshold", "positive",
     "clip", "nan_to_num", "float_power", "square", "rsqrt", "isnan", "isinf", "isfinite", "isclose", "real", "imag",
-    "conj",
+    "conj", "hardswish", "log_sigmoid", "prelu", "floor_divide", "lshift", "rshift",
 }  # fmt: skip
+_NOT = {"equal"}  # with the tag, but one answer for all elements
 
 
 @cache
 def is_pointwise(name: str) -> bool:
     """Whether torch calls the operation pointwise."""
-    packet = getattr(torch.ops.aten, name, None) if name not in _MORE else None
+    packet = getattr(torch.ops.aten, name, None) if name not in _MORE | _NOT else None
     return name in _MORE or (
-        packet is not None and any(torch.Tag.pointwise in getattr(packet, o).tags for o in packet.overloads())
+        isinstance(packet, torch._ops.OpOverloadPacket)
+        and any(torch.Tag.pointwise in getattr(packet, o).tags for o in packet.overloads())
     )
 
 
@@ -42,12 +45,18 @@ def is_pointwise(name: str) -> bool:
 )  # fmt: skip
 def pointwise(call: Call):
     role, having = one_kind(call), carriers(call)
-    first = call.args[0]
+    first = call.args[0] if call.args else None
     if call.inplace and isinstance(first, ShardTensor) and first._role is Role.SYSTEM:
         raise call.refuse("a per-system value is changed in place by rows of atoms or edges")
+    if call.name == "where" and len(call.args) + len(call.kwargs) == 1:
+        raise call.refuse("the places where a condition holds are places on this rank")
+    if call.name == "rrelu" and call.arg(3, "training", False):
+        raise call.refuse("random numbers would depend on how atoms are divided", "Call model.eval()")
     args, kwargs = with_broadcast(call)
     out = call.run(*args, **kwargs)
-    shape = (out[0] if isinstance(out, tuple) else out).shape
+    if out is NotImplemented:  # x == None and the like
+        return out
+    shape = (out[0] if isinstance(out, (tuple, list)) else out).shape
     places = {rows.after_broadcast(c.dim(), c._row_dim, len(shape)) for c in having}
     place = places.pop()
     if places or shape[place] != having[0].shape[having[0]._row_dim]:
@@ -55,7 +64,9 @@ def pointwise(call: Call):
     if call.inplace and isinstance(first, ShardTensor):
         return first
     wrap = lambda t: promote(t, role, having[0]._meta, place)
-    return tuple(map(wrap, out)) if isinstance(out, tuple) else wrap(out)
+    if call.inplace:
+        return adopt(first, wrap(out))
+    return type(out)(tuple(map(wrap, out))) if isinstance(out, (tuple, list)) else wrap(out)
 
 
 @register(
@@ -64,14 +75,44 @@ def pointwise(call: Call):
 )  # fmt: skip
 def replicated(call: Call):
     _refuse_lost_roles(call)
-    out = call.run()
+    _refuse_rows_of_one_rank(call)
+    out = call.run(*_shared(call.args, call), **{k: _shared(v, call) for k, v in call.kwargs.items()})
     if call.inplace and isinstance(call.args[0], ShardTensor):
         return call.args[0]
     wrap = lambda t: promote(t, Role.SYSTEM, call.meta) if isinstance(t, Tensor) else t
-    return type(out)(map(wrap, out)) if type(out) in (tuple, list) else wrap(out)
+    return type(out)(tuple(map(wrap, out))) if isinstance(out, (tuple, list)) else wrap(out)
+
+
+def _shared(value: Any, call: Call) -> Any:
+    """The arguments as plain tensors, parameters prepared for use with what all ranks have alike."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(tuple(_shared(v, call) for v in value))
+    if type(value) is Tensor or isinstance(value, torch.nn.Parameter):
+        in_place = call.inplace and value is call.args[0]
+        return shared(value, call.meta.comm) if value.requires_grad and not in_place else value
+    return to_local(value)
 
 
 _ASK = "Read it by atom first: value[data.batch]"
+_REPEATS = ("expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave")
+
+
+def _refuse_rows_of_one_rank(call: Call) -> None:
+    """Per-system values repeated to the number of this rank's atoms or edges would be no per-system values."""
+    system, item = call.args[0], call.arg(1, "index")
+    if not isinstance(system, ShardTensor):
+        return
+    if call.name in _REPEATS:
+        out = call.run(to_local(system).detach(), *call.args[1:], **call.kwargs)
+        grown = out.shape[: out.dim() - system.dim() + 1] if system.dim() else out.shape
+        if system.dim() == 0 or grown.numel() != system.shape[0]:
+            raise call.refuse("a per-system value is repeated to rows of one rank", _ASK)
+    elif call.name in ("getitem", "index_select", "gather", "take_along_dim"):
+        if call.name != "getitem":
+            item = call.arg(2, "index") if call.name != "take_along_dim" else call.arg(1, "indices")
+        item = item[0] if isinstance(item, tuple) and item else item
+        if isinstance(item, Tensor) and item.dim() and not isinstance(item, ShardTensor):
+            raise call.refuse("a per-system value is read by rows of one rank", _ASK)
 
 
 def _refuse_lost_roles(call: Call) -> None:
@@ -83,7 +124,7 @@ def _refuse_lost_roles(call: Call) -> None:
             for v in value:
                 check(v)
         elif isinstance(value, Tensor) and not isinstance(value, ShardTensor):
-            if value.requires_grad and value.grad_fn is not None and system.requires_grad:
+            if value.requires_grad and system.requires_grad and not of_parameters(value):
                 raise call.refuse(
                     "a per-system value meets a tensor of which it is not known whether it is per atom, per edge or "
                     "the same on every rank",

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from nvdd.dispatch import Call, register
 from nvdd.handlers import rows
-from nvdd.handlers.carriers import allowed, first_has_rows, keep, kind, only_first
+from nvdd.handlers.carriers import (
+    carriers,
+    first_has_rows,
+    has_carrier,
+    keep,
+    kind,
+    one_kind,
+    only_first,
+    to_rows,
+    with_broadcast,
+)
 from nvdd.shard_tensor import ShardTensor, promote, to_local
 
 
@@ -35,16 +45,16 @@ def unsqueeze(call: Call):
 
 
 @register(
-    "expand", "expand_as", "broadcast_to", when="rows expanded along other dimensions, or a plain tensor to rows",
-    does="keeps the role", predicate=allowed,
+    "expand", "expand_as", "broadcast_to", when="rows along other dimensions, or something to the shape of rows",
+    does="keeps the role", predicate=has_carrier,
 )  # fmt: skip
 def expand(call: Call):
     x, out = call.args[0], call.run()
-    if not isinstance(x, ShardTensor):  # plain.expand_as(rows)
+    if not (isinstance(x, ShardTensor) and x._role.has_rows):  # value.expand_as(rows)
         target = call.args[1]
-        return promote(out, kind(target), target._meta, target._row_dim) if target._role.has_rows else out
-    if not x._role.has_rows:
-        return promote(out, x._role, x._meta)
+        if isinstance(x, ShardTensor):
+            out = call.run(to_rows(to_local(x), target._meta, call.name), target)
+        return promote(out, kind(target), target._meta, target._row_dim)
     place = rows.after_broadcast(x.dim(), x._row_dim, out.dim())
     if out.shape[place] != x.shape[x._row_dim]:
         raise call.refuse("the single row of one rank is repeated")
@@ -57,10 +67,8 @@ def expand(call: Call):
 )  # fmt: skip
 def permute(call: Call):
     x = call.args[0]
-    # where each dimension goes, seen on a tensor without memory whose sizes tell dimensions apart
-    probe = torch.empty([d + 2 for d in range(x.dim())], device="meta")
-    moved = call.run(probe, *call.args[1:], **call.kwargs)
-    return keep(call, call.run(), list(moved.shape).index(x._row_dim + 2), role=x._role)
+    permuted = lambda t: call.run(t, *call.args[1:], **call.kwargs)
+    return keep(call, call.run(), rows.after_permutation(permuted, x.dim(), x._row_dim), role=x._role)
 
 
 _NORMS = ("norm", "linalg_vector_norm", "vector_norm", "linalg_norm")
@@ -69,15 +77,17 @@ _NORMS = ("norm", "linalg_vector_norm", "vector_norm", "linalg_norm")
 @register(
     "sum", "mean", "prod", "amax", "amin", "max", "min", "any", "all", "logsumexp", "var", "std", "argmax", "argmin",
     "nansum", "median", "count_nonzero", *_NORMS,
-    when="one operand with rows, over other dimensions", does="row by row", predicate=only_first,
+    when="one operand with rows, over other dimensions", does="row by row",
+    predicate=lambda call: only_first(call) and not isinstance(call.arg(1, "other"), Tensor),
 )  # fmt: skip
 def reduce_features(call: Call):
     x = call.args[0]
     position = 2 if call.name in _NORMS else 1
-    dim = call.arg(position, "dim", call.kwargs.get("axis"))
-    keepdim = call.kwargs.get("keepdim", False)
-    if call.name not in ("var", "std", "count_nonzero") and len(call.args) > position + 1:
-        keepdim = call.args[position + 1]
+    dim = call.arg(position, "dim")
+    if isinstance(dim, bool):  # var(unbiased)
+        dim = None
+    # var(dim, unbiased, keepdim), all others (dim, keepdim)
+    keepdim = call.arg(position + 1 + (call.name in ("var", "std")), "keepdim", False)
     place = rows.after_reduction(x._row_dim, rows.dims_of(dim, x.dim()), bool(keepdim))
     return keep(call, call.run(), place, "nvdd does not know how ranks combine this reduction over rows")
 
@@ -86,7 +96,7 @@ def reduce_features(call: Call):
 _ALONG = {
     "softmax": (1, None), "log_softmax": (1, None), "softmin": (1, None), "normalize": (2, 1), "cumsum": (1, None),
     "cumprod": (1, None), "sort": (1, -1), "argsort": (1, -1), "flip": (1, None), "roll": (2, None), "glu": (1, -1),
-    "cosine_similarity": (2, 1), "diff": (2, -1), "topk": (2, -1), "linalg_cross": (2, -1), "cross": (2, -1),
+    "diff": (2, -1), "topk": (2, -1),
 }  # fmt: skip
 
 
@@ -95,6 +105,8 @@ def along_features(call: Call):
     x = call.args[0]
     position, default = _ALONG[call.name]
     dim = call.arg(position, "dims" if call.name in ("flip", "roll") else "dim", default)
+    if call.name == "flip" and len(call.args) > 2:  # x.flip(0, 1)
+        dim = call.args[1:]
     if dim is None:
         raise call.refuse("without a dimension it runs over rows")
     if x._row_dim in rows.dims_of(dim, x.dim()):
@@ -102,9 +114,69 @@ def along_features(call: Call):
     return keep(call, call.run(), x._row_dim)
 
 
+_PAIRS = {"cross": None, "linalg_cross": -1, "cosine_similarity": 1}  # operation -> default dimension
+
+
+@register(*_PAIRS, when="operands with rows, along another dimension", does="row by row", predicate=has_carrier)
+def pair_of_features(call: Call):
+    role, having = one_kind(call), carriers(call)
+    args, kwargs = with_broadcast(call)
+    out = call.run(*args, **kwargs)
+    n_dims = max(a.dim() for a in call.args[:2])
+    places = {rows.after_broadcast(c.dim(), c._row_dim, n_dims) for c in having}
+    dim = call.arg(2, "dim", _PAIRS[call.name])
+    if dim is None or len(places) > 1 or rows.positive(dim, n_dims) in places:
+        raise call.refuse("it runs along the rows, which are divided over ranks, or its dimension is not given")
+    place = places.pop()
+    if out.dim() < n_dims:
+        place -= rows.positive(dim, n_dims) < place
+    return promote(out, role, having[0]._meta, place)
+
+
+@register("repeat", when="rows, along other dimensions", does="keeps the role", predicate=only_first)
+def repeat(call: Call):
+    x = call.args[0]
+    factors = call.args[1] if isinstance(call.args[1], (tuple, list)) else call.args[1:]
+    return keep(call, call.run(), rows.after_repeat(x.dim(), x._row_dim, factors), role=x._role)
+
+
+@register("repeat_interleave", when="rows, along another dimension", does="keeps the role", predicate=only_first)
+def repeat_interleave(call: Call):
+    x, dim = call.args[0], call.arg(2, "dim")
+    over_rows = dim is None or rows.positive(dim, x.dim()) == x._row_dim
+    return keep(call, call.run(), None if over_rows else x._row_dim, role=x._role)
+
+
+@register("pad", when="rows, in other dimensions", does="keeps the role", predicate=only_first)
+def pad(call: Call):
+    x = call.args[0]
+    over_rows = x._row_dim >= x.dim() - len(call.arg(1, "pad")) // 2
+    return keep(call, call.run(), None if over_rows else x._row_dim)
+
+
+@register("gather", "take_along_dim", when="rows, along another dimension", does="row by row", predicate=first_has_rows)
+def gather_features(call: Call):
+    x, out = call.args[0], None
+    dim = call.arg(2, "dim") if call.name == "take_along_dim" else call.arg(1, "dim")
+    one_kind(call)
+    aligned = all(c._row_dim == x._row_dim for c in carriers(call))
+    if dim is not None and aligned and rows.positive(dim, x.dim()) != x._row_dim:
+        out = call.run()
+    same = out is not None and out.shape[x._row_dim] == x.shape[x._row_dim]
+    return keep(call, out, x._row_dim if same else None)
+
+
 def _is_plain_index(item: Any) -> bool:
     plain = isinstance(item, Tensor) and not isinstance(item, ShardTensor)
     return plain and item.dim() == 1 and item.dtype == torch.int64
+
+
+def _masks_edges(x: ShardTensor, item: Any) -> bool:
+    """x[mask] or x[mask, ...] with a condition on edges: which of them are left does not depend on their order."""
+    mask, rest = (item[0], item[1:]) if isinstance(item, tuple) and item else (item, ())
+    masked = isinstance(mask, ShardTensor) and mask.dtype == torch.bool and mask.dim() == 1
+    plain = all(i is Ellipsis or isinstance(i, (int, slice)) for i in rest)
+    return masked and plain and not x._role.is_atoms and kind(mask) is kind(x) and x._row_dim == 0
 
 
 @register("getitem", when="rows, other dimensions than theirs", does="keeps the role", predicate=first_has_rows)
@@ -115,6 +187,8 @@ def getitem(call: Call):
         expected = torch.arange(len(x), device=item[0].device)
         refusal = call.refuse("it picks atoms or edges by a list of rows that is not 0, 1, ..., n - 1")
         x._meta.require((to_local(item[0]) == expected).all(), refusal)
+        return keep(call, call.run(), 0)
+    if _masks_edges(x, item):
         return keep(call, call.run(), 0)
     place = rows.after_basic_index(item, x.shape, x._row_dim)
     return keep(call, call.run(), place, "it picks single atoms or edges by their place on this rank", x._role)

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from nvdd.dispatch import Call, call_site, register
-from nvdd.exchange import broadcast, fetch
+from nvdd.exchange import fetch
+from nvdd.handlers.carriers import of_parameters, one_kind, to_rows
+from nvdd.handlers.rows import positive
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
 
@@ -83,8 +85,13 @@ def padded(source: Tensor, meta: ShardMeta, space: str, call: Call) -> Tensor:
     """Owned and halo rows of ``source``; a tensor that one forward reads twice travels once."""
     if meta.comm.size == 1:
         return to_local(source)
+    for tensor, rows in meta.known:
+        if tensor is source:
+            return rows
     for tensor, version, result in meta._fetched:
-        if tensor is source and version == source._version:
+        # what was fetched under no_grad carries no gradient
+        has_graph = result.requires_grad or not (source.requires_grad and torch.is_grad_enabled())
+        if tensor is source and version == source._version and has_graph:
             return result
     result = fetch(to_local(source), meta.plan_of(space), f"{call.name} {call_site().rpartition('/')[2]}")
     meta._fetched.append((source, source._version, result))
@@ -114,20 +121,27 @@ def _local(call: Call, rows: Tensor, index: Tensor) -> Tensor:
 def gather_by_system(call: Call):
     source, index, dim = _parts(call)
     role = getattr(source, "_role", None)
-    if dim not in (0, None) or (role is not None and role not in (Role.SYSTEM, Role.ANCHOR)):
+    if role is Role.COUNT:  # what a number of atoms is read for by atom is a computation with it
+        source, role = source._total, Role.SYSTEM
+    if not _first(dim, source) or (role is not None and role not in (Role.SYSTEM, Role.ANCHOR)):
         raise call.refuse("a system index reads rows of per-system values")
-    if role is None and source.requires_grad and source.grad_fn is not None:
+    if role is None and source.requires_grad and not of_parameters(source):
         raise call.refuse(
             "the per-system value being read depends on atoms, but it is not known to be summed over ranks",
             "Sum over atoms with a scatter by data.batch (scatter_add, index_add) outside scripted code",
         )
     rows = to_local(source)
-    if role is Role.SYSTEM and rows.requires_grad:
-        rows = broadcast(rows, index._meta.comm, "gather by system")
+    if role is Role.SYSTEM:
+        rows = to_rows(rows, index._meta, "gather by system")
     out = _local(call, rows, to_local(index))
     if role is Role.ANCHOR:
         return promote(out, Role.ANCHOR, index._meta)
     return promote(out, index._entry, index._meta, index._row_dim)
+
+
+def _first(dim: int | None, source: Tensor) -> bool:
+    """Whether ``dim`` is the first dimension."""
+    return dim is None or positive(dim, source.dim()) == 0
 
 
 def _is_look_up(call: Call) -> bool:
@@ -141,9 +155,9 @@ def _is_look_up(call: Call) -> bool:
 @register(*_OPS, when="by a per-atom or per-edge integer, from a table", does="row by row", predicate=_is_look_up)
 def look_up(call: Call):
     source, index, dim = _parts(call)
+    if call.has(*_ROW_ROLES) or not _first(dim, source):
+        raise call.refuse("a look-up along another dimension than the first, or by edge indices as well")
     rows = to_local(source)
-    if isinstance(source, ShardTensor) and rows.requires_grad:
-        rows = broadcast(rows, index._meta.comm, "look-up by atom")
-    if dim not in (0, None):
-        raise call.refuse("a look-up along another dimension than the first")
-    return promote(_local(call, rows, to_local(index)), index._role, index._meta, index._row_dim)
+    if isinstance(source, ShardTensor):
+        rows = to_rows(rows, index._meta, "look-up by atom")
+    return promote(_local(call, rows, to_local(index)), one_kind(call), index._meta, index._row_dim)

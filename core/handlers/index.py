@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from nvdd.dispatch import Call, register
-from nvdd.handlers.rows import after_broadcast, after_view, positive
+from nvdd.handlers.carriers import kind
+from nvdd.handlers.rows import after_broadcast, after_permutation, after_repeat, after_view, is_whole, positive
 from nvdd.roles import Role
-from nvdd.shard_tensor import ShardTensor, like, to_local
+from nvdd.shard_tensor import ShardTensor, like
 
 
 def _first_is_index(call: Call) -> bool:
@@ -48,9 +49,9 @@ def getitem(call: Call):
     items += [slice(None)] * (2 - len(items))
     if len(items) == 2:
         pair, edges = items[_pair_dim(index)], items[index._row_dim]
-        if isinstance(pair, int) and _keeps_edges(edges):
+        if isinstance(pair, int) and _keeps_edges(index, edges):
             return _pick(call, index, pair, call.run())
-        if pair == slice(None) and _keeps_edges(edges):
+        if isinstance(pair, slice) and is_whole(pair, 2) and _keeps_edges(index, edges):
             return like(call.run(), index)
     raise call.refuse(f"indexing an edge index with {item!r} cuts single entries out of it", _HOW)
 
@@ -58,14 +59,16 @@ def getitem(call: Call):
 _HOW = "Take edge_index[0], edge_index[1], neighbor_list[:, 0], or mask whole edges"
 
 
-def _keeps_edges(item: Any) -> bool:
-    """Whole edges are kept or dropped together, by a slice or a mask or a list of edges."""
-    return isinstance(item, slice) or (isinstance(item, torch.Tensor) and item.dim() == 1)
+def _keeps_edges(index: ShardTensor, item: Any) -> bool:
+    """All edges are kept, or those for which a condition holds that was computed for each of them."""
+    if isinstance(item, ShardTensor):
+        return item.dtype == torch.bool and item.dim() == 1 and kind(item) is index._entry
+    return is_whole(item, index.shape[index._row_dim])
 
 
 def _getitem_of_one(call: Call, index: ShardTensor, item: Any):
     items = item if isinstance(item, tuple) else (item,)
-    if all(i is None or i is Ellipsis or isinstance(i, (slice, torch.Tensor)) for i in items):
+    if all(i is None or i is Ellipsis or _keeps_edges(index, i) for i in items):
         out = call.run()
         lead = 0
         for i in items:
@@ -73,7 +76,7 @@ def _getitem_of_one(call: Call, index: ShardTensor, item: Any):
                 break
             lead += 1
         return like(out, index, row_dim=index._row_dim + lead)
-    raise call.refuse("taking the row of a single edge", _HOW)
+    raise call.refuse("taking edges by their place on this rank", _HOW)
 
 
 @register("select", "unbind", when="an edge index", does="senders or receivers", predicate=_first_is_index)
@@ -93,13 +96,8 @@ def select(call: Call):
 )  # fmt: skip
 def transpose(call: Call):
     index = call.args[0]
-    out = call.run()
-    if index.dim() == 1:
-        return like(out, index)
-    if index.dim() != 2:
-        raise call.refuse("an edge index with more than two dimensions")
-    swapped = out.shape != index.shape or out.stride() != to_local(index).stride()
-    return like(out, index, row_dim=1 - index._row_dim if swapped else index._row_dim)
+    permute = lambda t: call.run(t, *call.args[1:], **call.kwargs)
+    return like(call.run(), index, row_dim=after_permutation(permute, index.dim(), index._row_dim))
 
 
 @register(
@@ -121,7 +119,7 @@ def flip(call: Call):
 
 
 @register(
-    "view", "reshape", "flatten", "unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to",
+    "view", "reshape", "flatten", "unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "repeat",
     when="an edge index", does="keeps the role", predicate=_first_is_index,
 )  # fmt: skip
 def reshape(call: Call):
@@ -130,6 +128,9 @@ def reshape(call: Call):
     n_dims = index.dim()
     if call.name in ("expand", "expand_as", "broadcast_to"):
         row_dim = after_broadcast(n_dims, index._row_dim, out.dim())
+    elif call.name == "repeat":
+        factors = call.args[1] if isinstance(call.args[1], (tuple, list)) else call.args[1:]
+        row_dim = after_repeat(n_dims, index._row_dim, factors)
     elif call.name == "unsqueeze":
         dim = positive(call.arg(1, "dim"), n_dims + 1)
         row_dim = index._row_dim + (dim <= index._row_dim)

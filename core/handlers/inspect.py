@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from nvdd.dispatch import Call, register
 from nvdd.roles import Role
-from nvdd.shard_tensor import like
+from nvdd.shard_tensor import ShardTensor, like, promote
 
 _ATTRIBUTES = (
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "grad_fn", "is_leaf", "is_cuda", "is_cpu",
@@ -52,7 +54,15 @@ def replicated_value(call: Call):
 )  # fmt: skip
 def keep(call: Call):
     out = call.run()
-    return out if out is call.args[0] else like(out, call.args[0])
+    return like(out, call.args[0]) if isinstance(out, Tensor) and out is not call.args[0] else out
+
+
+@register(
+    "to", "type_as", when="a plain tensor, to the type and device of another one", does="still a plain tensor",
+    predicate=lambda call: bool(call.args) and not isinstance(call.args[0], ShardTensor),
+)  # fmt: skip
+def cast_plain(call: Call):
+    return call.run()
 
 
 @register(
@@ -63,6 +73,8 @@ def keep(call: Call):
 def allocate_like(call: Call):
     model = call.shards[0]
     role = model._role
+    if role is Role.COUNT:
+        return promote(call.run(), Role.SYSTEM, model._meta)
     if role is Role.ANCHOR:  # zeros in the shape of a stand-in are ordinary per-atom zeros
         role = model._meta.atom_role
     elif role is Role.SYSTEM_INDEX:

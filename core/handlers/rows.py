@@ -7,7 +7,10 @@ gives that dimension in the result, or None where rows would be mixed or cut.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
 
 
 def positive(dim: int, n_dims: int) -> int:
@@ -95,6 +98,30 @@ def _spread(term: str, n_dims: int) -> list[str]:
     return [*left, *(f".{hidden - k}" for k in range(hidden)), *right]
 
 
+def after_permutation(permute: Callable[[Tensor], Tensor], n_dims: int, row_dim: int) -> int:
+    """Row dimension after ``permute``, seen on a tensor without memory whose sizes tell dimensions apart."""
+    moved = permute(torch.empty([d + 2 for d in range(n_dims)], device="meta"))
+    return list(moved.shape).index(row_dim + 2)
+
+
+def after_repeat(n_dims: int, row_dim: int, factors: Sequence[int]) -> int | None:
+    """Row dimension after ``x.repeat(*factors)``."""
+    new = len(factors) - n_dims
+    return row_dim + new if factors[row_dim + new] == 1 else None
+
+
+def is_whole(item: object, n: int) -> bool:
+    """Whether indexing ``n`` rows by ``item`` keeps all of them, in their order."""
+    return isinstance(item, slice) and item in (slice(None), slice(n), slice(0, n))
+
+
+def _moves_to_front(items: Sequence[object]) -> bool:
+    """Whether index tensors stand apart, in which case torch puts their dimension first."""
+    advanced = [k for k, i in enumerate(items) if not (i is None or i is Ellipsis or isinstance(i, slice))]
+    lists = any(not isinstance(items[k], int) for k in advanced)
+    return lists and len(advanced) > 1 and advanced[-1] - advanced[0] >= len(advanced)
+
+
 def after_basic_index(index: object, shape: Sequence[int], row_dim: int) -> int | None:
     """Row dimension after ``x[index]`` with ints, slices, None and Ellipsis, which must not cut rows.
 
@@ -105,6 +132,8 @@ def after_basic_index(index: object, shape: Sequence[int], row_dim: int) -> int 
     """
     n_dims = len(shape)
     items = list(index) if isinstance(index, tuple) else [index]
+    if _moves_to_front(items):
+        return None
     consumed = sum(1 for i in items if i is not None and i is not Ellipsis)
     if Ellipsis in [i for i in items if i is None or i is Ellipsis]:
         at = next(k for k, i in enumerate(items) if i is Ellipsis)
@@ -117,7 +146,7 @@ def after_basic_index(index: object, shape: Sequence[int], row_dim: int) -> int 
             out += 1
             continue
         if dim == row_dim:
-            if item not in (slice(None), slice(shape[row_dim]), slice(0, shape[row_dim])):
+            if not is_whole(item, shape[row_dim]):
                 return None
             found = out
         if not isinstance(item, (int, slice)) and found is None:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from nvdd.dispatch import Call, register
-from nvdd.exchange import correct, fetch, fold, fold_extremum, gather_shares, sum_over_ranks
+from nvdd.exchange import correct, fetch, fold, fold_extremum, gather_shares, shared, sum_over_ranks
+from nvdd.handlers.rows import positive
 from nvdd.roles import Role, ShardMeta
-from nvdd.shard_tensor import ShardTensor, promote, to_local
+from nvdd.shard_tensor import ShardTensor, adopt, promote, to_local
 
 _OPS = ("scatter_add", "index_add", "scatter_reduce", "index_reduce", "index_put", "scatter")
 _EXTREMA = ("amax", "amin")
@@ -40,17 +41,21 @@ def _pieces(call: Call) -> tuple[Tensor, Tensor, str]:
     """Tensor written to, rows written, and how they combine."""
     target = call.arg(0, "input")
     if call.name == "index_put":
-        return target, call.arg(2, "values"), "sum" if call.arg(3, "accumulate", False) else "replace"
+        values, rows = call.arg(2, "values"), _index(call)
+        if values.shape != (shape := rows.shape + target.shape[1:]):
+            values = values.expand(shape)
+        return target, values, "sum" if call.arg(3, "accumulate", False) else "replace"
     if call.name in ("scatter_add", "index_add"):
         return target, call.arg(3, "src" if call.name == "scatter_add" else "source"), "sum"
     if call.name == "scatter":
-        return target, call.arg(3, "src"), {"add": "sum", None: "replace"}.get(call.arg(4, "reduce"), "multiply")
+        source = call.arg(3, "src", call.kwargs.get("value"))
+        return target, source, {"add": "sum", None: "replace"}.get(call.arg(4, "reduce"), "multiply")
     return target, call.arg(3, "src" if call.name == "scatter_reduce" else "source"), call.arg(4, "reduce")
 
 
 def _check_target(call: Call, target: Tensor, rows: int, what: str) -> None:
     dim = 0 if call.name == "index_put" else call.arg(1, "dim")
-    if (dim + target.dim() if dim < 0 else dim) != _index(call)._row_dim:
+    if positive(dim, target.dim()) != _index(call)._row_dim:
         raise call.refuse("a scatter along another dimension than the one that counts rows")
     if target.shape[dim] != rows:
         raise call.refuse(
@@ -79,7 +84,8 @@ def _result(
         plain = to_local(target)
         value = plain if value is plain else plain.copy_(value)
     tracked = isinstance(target, ShardTensor) or isinstance(source, ShardTensor) or role is Role.SYSTEM
-    return promote(value, role, meta, row_dim) if tracked else value
+    out = promote(value, role, meta, row_dim) if tracked else value
+    return adopt(target, out) if call.inplace and tracked else out
 
 
 def _local(
@@ -111,18 +117,17 @@ def scatter_to_receivers(call: Call):
         raise call.refuse(f"the index writes rows of {index._of}")
     _check_rows_written(call, source, index)
     _check_target(call, target, meta.rows_of(index._of), index._of)
+    at = index._row_dim
     if index._of != "atoms" or not meta.corrects or meta.comm.size == 1:
-        out = call.run()
-        tracked = isinstance(target, ShardTensor) or isinstance(source, ShardTensor)
-        return promote(to_local(out), role, meta, index._row_dim) if tracked else out
-    if how != "sum" or index._row_dim != 0:
-        # receivers are owned: owned rows are complete, and halo rows only need their owners' values
-        value = _out_of_place(call, target)
-        value = fetch(value[: meta.n_owned], meta.plan, f"{call.name} over receivers, forward")
-    else:
+        value = to_local(call.run())
+    elif how == "sum" and at == 0:
         zeros = torch.zeros_like(to_local(target))
         value = to_local(target) + correct(_local(call, zeros, 0, to_local(index), source, how), meta.plan, call.name)
-    return _result(value, call, target, source, role, meta, 0)
+    else:
+        # receivers are owned: owned rows are complete, and halo rows only need their owners' values
+        owned = _out_of_place(call, target).narrow(at, 0, meta.n_owned).movedim(at, 0)
+        value = fetch(owned, meta.plan, f"{call.name} over receivers, forward").movedim(0, at)
+    return _result(value, call, target, source, role, meta, at)
 
 
 def _out_of_place(call: Call, target: Tensor) -> Tensor:
@@ -140,6 +145,8 @@ def scatter_to_senders(call: Call):
     target, source, how = _pieces(call)
     if how not in ("sum", "mean", *_EXTREMA) or index._row_dim != 0:
         raise call.refuse(f"a scatter over senders that combines by {how!r}", "Combine over receivers instead")
+    if getattr(target, "_role", meta.role_of(space)) is not meta.role_of(space):
+        raise call.refuse(f"the index writes rows of {space}")
     _check_rows_written(call, source, index)
     _check_target(call, target, meta.rows_of(space), space)
     plan, plain, rows = meta.plan_of(space), to_local(target), to_local(index)
@@ -154,7 +161,7 @@ def scatter_to_senders(call: Call):
     if how == "sum":
         owned = start + total(source)
     elif how == "mean":
-        count = total(torch.ones_like(to_local(source)))
+        count = total(torch.ones_like(to_local(source)).detach())
         summed = total(source) + (start if include_self else 0)
         count = count + 1 if include_self else count
         owned = torch.where(count > 0, summed / count.clamp(min=1), start)
@@ -196,13 +203,25 @@ def _with_gradient(start: Tensor, best: Tensor, source: Any, reread, total, how:
     source = to_local(source)
     if not (source.requires_grad or start.requires_grad):
         return value
-    attains = (source.detach() == reread()).to(source.dtype)
-    at_start = ((start.detach() == value) if include_self else nothing).to(source.dtype)
-    wins = (best == value).to(source.dtype) * (~nothing).to(source.dtype)
-    count = (total(attains) * wins + at_start).clamp(min=1)
-    # equal in value to zero; its derivative is the equal share of each that attains the extremum
-    path = total(attains * (source - source.detach())) * wins + at_start * (start - start.detach())
-    return value + path / count
+    attains = source.detach() == reread()
+    at_start = start.detach() == value
+    wins = (best == value) & ~nothing
+    # torch counts a start that equals the extremum among those that share, also with include_self=False
+    count = (total(attains.to(source.dtype)) * wins + at_start).clamp(min=1)
+    if not include_self:
+        at_start = at_start & nothing
+    share = total(only_where(attains, source)) * wins + only_where(at_start, start)
+    return value + only_derivative(share) / count
+
+
+def only_where(condition: Tensor, value: Tensor) -> Tensor:
+    """``value`` where the condition holds and it is finite, else zero; so is its derivative."""
+    return torch.where(condition & value.detach().isfinite(), value, torch.zeros_like(value))
+
+
+def only_derivative(value: Tensor) -> Tensor:
+    """Zeros with the derivative of ``value``."""
+    return value - value.detach()
 
 
 @register(
@@ -221,6 +240,10 @@ def scatter_to_systems(call: Call):
     _check_rows_written(call, source, index)
     _check_target(call, target, meta.n_systems, "systems")
     plain, rows, dim = to_local(target), to_local(index), index._row_dim
+    if call.inplace:  # what is written is computed from a copy of what was there
+        plain = plain.clone()
+    elif plain.requires_grad and not isinstance(target, ShardTensor):
+        plain = shared(plain, meta.comm)
     values = to_local(source)
     if not isinstance(values, Tensor):
         values = torch.full(rows.shape, values, dtype=plain.dtype, device=plain.device)

@@ -36,16 +36,18 @@ def _local_batch(batch: Batch, graph: LocalGraph, meta: ShardMeta, dtype: torch.
         value = value.to(device)
         return value.to(dtype) if value.is_floating_point() else value
 
-    def own(value: Tensor) -> Tensor:
-        return promote(cast(value).index_select(0, topology.rows[: meta.n_rows]), meta.atom_role, meta)
+    def own(padded: Tensor) -> Tensor:
+        mine = promote(padded[: meta.n_rows], meta.atom_role, meta)
+        meta.known.append((mine, padded))  # inputs are the same on every rank: nothing need be fetched
+        return mine
 
     local = Batch(
-        atomic_numbers=promote(topology.atomic_numbers[: meta.n_rows], meta.atom_role, meta),
+        atomic_numbers=own(topology.atomic_numbers),
         pbc=batch.pbc,
         batch=promote(system, Role.SYSTEM_INDEX, meta, entry=meta.atom_role),
         n_systems=batch.n_systems,
         n_atoms_per_system=make_count(_count(system, batch.n_systems), topology.atoms_per_system, meta),
-        node_fields={k: own(v) for k, v in batch.node_fields.items()},
+        node_fields={k: own(cast(v).index_select(0, topology.rows)) for k, v in batch.node_fields.items()},
         system_fields={k: promote(cast(v), Role.SYSTEM, meta) for k, v in batch.system_fields.items()},
         **geometry,
     )
@@ -158,8 +160,6 @@ class PositionLeaf:
 
     def derive(self, energy: Tensor, wanted: set[str], create_graph: bool) -> dict[str, Tensor]:
         """forces (n_owned, 3) and virial (n_systems, 3, 3), which is the same on every rank already."""
-        if "virials" in wanted:
-            raise ValueError("per-atom virials need ForceStrategy.EDGE_VECTORS")
         leaves = {"forces": self.leaf, "virial": self.strain}
         names = [name for name in leaves if name in wanted]
         if not names:

@@ -19,12 +19,13 @@ import pickle
 import queue
 import secrets
 import selectors
+import signal
 import socket
 import struct
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,6 +40,8 @@ log = logging.getLogger("nvdd")
 BEAT = 0.5  # s between signs of life
 _SILENT = 1.4  # s without one that tell a stopped process, or a host that is gone, from a live one
 _SETTLE_OWN, _SETTLE_OTHER = 0.1, 1.0  # s to wait for more reports, as in crew.py
+_STUCK = 6.0  # s in which all ranks are in operations, not all in the same one, and none comes out
+_HOPELESS = 1.0  # s of grace for ranks that wait for each other
 _VERDICT = 4.0  # s within which the hub decides; more than _SETTLE_OTHER and a beat
 _HELLO = struct.Struct("<16sI?")  # token, rank, whether this connection carries phases
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -55,11 +58,17 @@ class Limit(NamedTuple):
 
 @dataclass
 class Verdict:
-    """Why the ranks of one generation can't go on. ``lost``: ranks whose processes are gone for good."""
+    """Why the ranks of one generation can't go on.
+
+    Attributes:
+        lost: ranks whose processes are gone for good.
+        deadlock: the ranks wait for each other; nothing but the end of a process gets one out of that.
+    """
 
     generation: int
     failures: list[Failure]
     lost: list[int] = field(default_factory=list)
+    deadlock: bool = False
 
     @property
     def why(self) -> str:
@@ -97,6 +106,7 @@ class _Peer:
         self.place, self.channel, self.phases = place, channel, phases
         self.heard = time.monotonic()
         self.phase = "setup"
+        self.doing: tuple[int, str] | None = None
         self.backlog = False  # something is queued that the socket did not take yet
         self.watched = _READ
         self.gone = False
@@ -130,12 +140,14 @@ class Line:
     Attributes:
         inbox: what the thread has for the main one: tuples that begin with a word.
         phase: what this rank does.
+        doing: tells the operation between ranks that it is in, as `Communicator.doing`.
     """
 
     def __init__(self, here: Place, peers: Sequence[_Peer], watchdog: Watchdog) -> None:
         self.here, self.peers, self.watchdog = here, {p.place.rank: p for p in peers}, watchdog
         self.inbox: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self.phase = "setup"
+        self.doing: Callable[[], tuple[int, str] | None] = lambda: None
         self.generation = 0
         self.calls = 0  # begun on this rank
         self.closing = False
@@ -211,7 +223,7 @@ class Line:
             self._verdict = verdict
             self._known.notify_all()
         self.inbox.put(("verdict", verdict.generation))
-        self.watchdog.failed(verdict.why)
+        self.watchdog.failed(verdict.why, _HOPELESS if verdict.deadlock and self.here.rank else None)
 
     def _undecided(self) -> Verdict:
         raise NotImplementedError
@@ -244,7 +256,7 @@ class Line:
             now = time.monotonic()
             if now >= next_beat:
                 next_beat = now + BEAT
-                beat = pickle.dumps(("beat", self.phase))
+                beat = pickle.dumps(("beat", self.phase, self.doing()))
                 for peer in self.peers.values():
                     self._send(peer, beat)
             self._tick(now)
@@ -282,8 +294,8 @@ class Line:
     def _tick(self, now: float) -> None:
         pass
 
-    def _beat(self, peer: _Peer, phase: str) -> None:
-        peer.phase = phase
+    def _beat(self, peer: _Peer, phase: str, doing: tuple[int, str] | None) -> None:
+        peer.phase, peer.doing = phase, doing
 
     def left_early(self, rank: int) -> None:
         """A rank's script is at its end while this rank calculates: a failure."""
@@ -327,6 +339,9 @@ class Hub(Line):
         self._reports: list[tuple[Failure, Limit | None]] = []
         self._settled_at = 0.0
         self._answered: set[int] = set()
+        self._doing: dict[int, tuple[int, str] | None] = {}
+        self._doing_since = 0.0
+        self._deadlock = False
 
     def command(self, body: bytes) -> None:
         """Sends a pickled message to every other rank."""
@@ -337,21 +352,31 @@ class Hub(Line):
     def renew(self, generation: int) -> None:
         with self._lock:
             super().renew(generation)
-            self._reports = []
+            self._reports, self._deadlock = [], False
 
     def report(self, failure: Failure, limit: Limit | None) -> None:
         """Rank 0's own failure."""
         self._note(failure, limit)
         self._wake()
 
-    def dismiss(self, code: int, patience: float) -> None:
-        """Tells the others to exit, and waits a little until they have."""
+    def dismiss(self, code: int, patience: float, kill: bool) -> None:
+        """Tells the others to exit, and waits a little until they have hung up.
+
+        Args:
+            code: their exit status.
+            patience: s.
+            kill: end those of this host that do not: a stopped process would keep its launcher waiting.
+        """
         for peer in self.peers.values():
             peer.left = math.inf
         self.command(pickle.dumps(("exit", code)))
         give_up = time.monotonic() + patience
         while time.monotonic() < give_up and not all(peer.gone for peer in self.peers.values()):
             time.sleep(0.01)
+        for peer in self.peers.values() if kill else ():
+            if not peer.gone and peer.place.shares_host(self.here):
+                with contextlib.suppress(OSError):
+                    os.kill(peer.place.pid, signal.SIGKILL)
 
     def _note(self, failure: Failure, limit: Limit | None = None) -> None:
         with self._lock:
@@ -371,8 +396,8 @@ class Hub(Line):
             if generation == self.generation:
                 self._note(failure, limit)
 
-    def _beat(self, peer: _Peer, phase: str) -> None:
-        pass  # they tell it in better time, see read_phases
+    def _beat(self, peer: _Peer, phase: str, doing: tuple[int, str] | None) -> None:
+        peer.doing = doing  # their phases they tell in better time, see read_phases
 
     def left_early(self, rank: int) -> None:
         self._note(_left_early(rank))
@@ -399,6 +424,7 @@ class Hub(Line):
     def _tick(self, now: float) -> None:
         for peer in self.peers.values():
             peer.read_phases()
+        self._look_for_deadlock(now)
         with self._lock:
             if not self._reports or self._verdict is not None:
                 return
@@ -406,12 +432,29 @@ class Hub(Line):
             if now >= self._settled_at or len(reported) == len(self.peers) + 1:
                 self._decide()
 
+    def _look_for_deadlock(self, now: float) -> None:
+        """Finds ranks that took another path through the model and now wait for each other, which no message tells."""
+        doing = {0: self.doing(), **{rank: peer.doing for rank, peer in self.peers.items()}}
+        if doing != self._doing or None in doing.values() or self._reports:
+            self._doing, self._doing_since = doing, now
+        elif len(set(doing.values())) > 1 and now - self._doing_since > _STUCK:
+            rank = next(rank for rank in doing if doing[rank] != doing[0])
+            states = "; ".join(f"rank {rank} in {what} (operation {number})" for rank, (number, what) in doing.items())
+            cause = (
+                f"ranks are out of step, and wait for each other: {states}. The model takes another path on some ranks: "
+                "look for a branch on the number of atoms or edges around a gather of neighbours"
+            )
+            self._deadlock = True
+            self._note(Failure(rank, self.peers[rank].phase, cause))
+
     def _decide(self) -> None:
         found = [failure for failure, _ in self._reports]
         limit = next((limit for _, limit in self._reports if limit is not None), None)
         if limit is not None and failures.primary(found).blame is Blame.BACKEND:
             found = [self._timed_out(limit, {failure.rank for failure in found})]
-        verdict = Verdict(self.generation, found, sorted(self.lost))
+        first = failures.primary(found)
+        found = [failure for failure in found if failure is first or failure.cause != first.cause]
+        verdict = Verdict(self.generation, found, sorted(self.lost), self._deadlock)
         body = pickle.dumps(("verdict", verdict))
         for peer in self.peers.values():
             self._send(peer, body)
@@ -425,7 +468,7 @@ class Hub(Line):
         missing = [rank for rank in ranks if rank not in reported | self._answered]
         named = [rank for rank, why in silent.items() if why] or missing or sorted(reported)
         states = "; ".join(
-            f"rank {rank} is in phase '{phases[rank]}'" + (f" and {silent[rank]}" if silent.get(rank) else "")
+            f"rank {rank} is in phase '{phases[rank]}'" + (f", and {silent[rank]}" if silent.get(rank) else "")
             for rank in named
         )
         return Failure(named[0], phases[named[0]], f"no answer to {limit.what} within {limit.seconds:g} s ({states})")

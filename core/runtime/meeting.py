@@ -67,6 +67,7 @@ class Meeting:
         import torch.distributed as dist
 
         self.launch = launch
+        self._announced: set[str] = set()
         self._one_host = launch.local_size == launch.size
         with self._loopback():
             self.owns_default_group = launch.join(timeout)
@@ -122,7 +123,8 @@ class Meeting:
             with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"):  # nvdd's watchdog aborts; torch's would kill
                 comm = Communicator(dist.new_group(ranks, timeout=timedelta(seconds=NO_LIMIT), backend="nccl"), device)
                 comm.deadline = deadline
-        if self.launch.rank == 0:
+        if self.launch.rank == 0 and asked not in self._announced:
+            self._announced.add(asked)
             hosts = [place.host for place in self.places]
             announce(self.launch.launcher, hosts, devices, comm.backend, self.threads, units)
         return comm, devices

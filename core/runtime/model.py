@@ -85,10 +85,11 @@ class DistributedModel:
     @property
     def available_outputs(self) -> set[str]:
         """Names that a call can be asked for."""
-        names = {"energy", "forces", "stress", "virial"}
+        names = {"energy", "forces", "stress", "virial"} | set(self.wrapper.model_config.outputs)
         if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS:
-            names |= {"stresses"}
-        return names | set(self.wrapper.model_config.outputs)
+            return names | {"stresses"}
+        # from a derivative by positions there is no share of each atom
+        return names - ({"stresses"} if self.spec.force_strategy is ForceStrategy.POSITIONS else set())
 
     def _phase(self, name: str | None) -> None:
         now = time.perf_counter()
@@ -210,7 +211,9 @@ class DistributedModel:
         if name not in raw:
             raise InputError(f"the model did not return {name!r}; it returned {sorted(raw)}")
         value = to_local(raw[name]).to(torch.float64)
-        return value[: meta.n_counted] if self.spec.outputs[name].kind is OutputKind.PER_NODE else value
+        declared = self.spec.outputs.get(name)
+        per_atom = declared is not None and declared.kind is OutputKind.PER_NODE
+        return value[: meta.n_counted] if per_atom else value
 
 
 def _over_volume(virial: Tensor, volumes: list[float], system: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from nvdd.errors import DistributedOpError
 from nvdd.exchange import sum_over_ranks
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, to_local
-from nvdd.specs import MLIPSpec, OutputKind, Reduce
+from nvdd.specs import MLIPSpec, OutputKind, OutputSpec, Reduce
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +107,8 @@ class Energy:
         energy = to_local(outputs["energy"]).reshape(-1).to(torch.float64)
         if energy.shape != (meta.n_systems,):
             raise DistributedOpError(f"energy has shape {tuple(outputs['energy'].shape)} for {meta.n_systems} systems")
-        replicated = (
-            isinstance(outputs["energy"], ShardTensor) and spec.outputs["energy"].reduce is not Reduce.ALL_REDUCE
-        )
+        declared = spec.outputs.get("energy", OutputSpec(OutputKind.PER_GRAPH))
+        replicated = isinstance(outputs["energy"], ShardTensor) and declared.reduce is not Reduce.ALL_REDUCE
         # a value that all ranks have alike is counted by one of them
         share = energy if not replicated or meta.comm.rank == 0 else torch.zeros_like(energy)
         return cls(energy.sum(), share, None)

@@ -29,12 +29,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..errors import CommunicationError, InputError, NvddError
+from ..errors import CommunicationError, InputError, NvddError, RankError
 from . import failures
 from .agreement import check_alike
 from .launcher import Launch
 from .line import Hub, Limit, Spoke, Verdict, invite
-from .meeting import Meeting
+from .meeting import Meeting, Place
 from .watchdog import Watchdog
 
 log = logging.getLogger("nvdd")
@@ -42,8 +42,11 @@ MODES = ("serve", "replicated")
 # s that a rank may stay in a call after another's failure; rank 0 and its like run the user's script, so they get
 # longer: what they compute ends with an exception there, once it comes to the next exchange.
 _GRACE_SERVING, _GRACE_SCRIPT = 8.0, 30.0
-_LEAVING = 2.0  # s for the others to exit
+_LEAVING = 2.0  # s for the others to hang up
+_LAST = 5.0  # s for rank 0's interpreter to end after that
 _DIVERGED = "spmd='replicated': the script has not done the same on all ranks"
+
+Number = tuple[int, int]  # of a call, and of the service that it starts: generation, count
 
 _session: Session | None = None
 
@@ -90,13 +93,13 @@ class Session:
         if len(set(modes)) > 1:
             raise InputError(f"spmd must be the same on all ranks; it is {modes}")
         self.launch, self.mode = launch, mode
-        self.arrays: dict[int, dict[str, np.ndarray]] = {}
+        self.arrays: dict[Number, dict[str, np.ndarray]] = {}
         self._serving = mode == "serve" and launch.rank > 0
         self._pid = os.getpid()
         self._comms: dict[str, tuple[Any, list[str]]] = {}
-        self._services: dict[int, Any] = {}
-        self._numbers = itertools.count(1)
-        self._dropped: list[int] = []
+        self._services: dict[Number, Any] = {}
+        self._count = itertools.count()
+        self._dropped: list[Number] = []
         self._lock = threading.Lock()
         self._raised: Verdict | None = None
         self._deadline = math.inf
@@ -107,19 +110,19 @@ class Session:
             self.line = Hub(server, invitation.token, places, self._watchdog, limit)
         else:
             self.line = Spoke(invitation, places[0], self.meeting.here, self._watchdog, limit)
+        self.line.doing = self._doing
         self.line.start()
         self._phase("idle")
         atexit.register(self.leave)
 
     # -- for the script
 
-    def start(self, service: str, kwargs: Mapping[str, Any], device: str, timeout: float | None) -> int:
+    def start(self, service: str, kwargs: Mapping[str, Any], device: str, timeout: float | None) -> Number:
         """Builds ``module:Class`` as ``Class(comm, arrays, phase, **kwargs)`` on every rank; returns its number.
 
         ``arrays`` is a dict of numpy arrays that each rank has for itself; rank 0's is ``self.arrays[number]``.
         In mode ``"serve"`` all ranks get rank 0's ``kwargs``, so that they agree also where these are random.
         """
-        number = next(self._numbers)
         try:
             pickled = pickle.dumps(dict(kwargs), protocol=5) if self.mode == "serve" else None
         except Exception as error:
@@ -127,10 +130,9 @@ class Session:
                 f"the arguments of {service} can't be sent to the other ranks, since they can't be pickled "
                 f"({type(error).__name__}: {error}): give names, paths, numbers, or importable classes"
             ) from error
-        self._call("start", (number, service, pickled, device), timeout, "the start", kwargs)
-        return number
+        return self._call("start", (service, pickled, device), timeout, "the start", kwargs)[0]
 
-    def call(self, number: int, method: str, payload: Any, timeout: float | None) -> list[Any]:
+    def call(self, number: Number, method: str, payload: Any, timeout: float | None) -> list[Any]:
         """Runs ``service.<method>(payload)`` on all ranks.
 
         Returns:
@@ -140,11 +142,11 @@ class Session:
             raise NvddError("this service has ended: start a new one")
         return self._call("run", (number, method, payload), timeout, f"{method!r}")
 
-    def alive(self, number: int) -> bool:
+    def alive(self, number: Number) -> bool:
         """Whether a service can still be called; if a rank has failed meanwhile, the call will say so."""
         return number in self._services
 
-    def drop(self, number: int) -> None:
+    def drop(self, number: Number) -> None:
         """Lets go of a service; the other ranks do at the next call. May be called from a finaliser."""
         self._dropped.append(number)
 
@@ -157,7 +159,8 @@ class Session:
         with self._lock:
             self._ready()
             dropped, self._dropped = self._dropped, []
-            order = (next(self._numbers), self.line.generation, timeout, what, dropped, word, args)
+            number = (self.line.generation, next(self._count))
+            order = (number, timeout, what, dropped, word, args)
             if self.mode == "serve":
                 try:
                     body = pickle.dumps(("command", *order), protocol=5)
@@ -208,14 +211,17 @@ class Session:
                 self._shut()
             if word != "command":
                 continue
-            number, generation, *order = rest
-            if generation != self.line.generation:
-                self._renew(generation)
+            number, *order = rest
+            if number[0] != self.line.generation:
+                self._renew(number[0])
             try:
-                (value,) = self._perform(number, generation, *order)
-                self.line.answer((generation, number, pickle.dumps(value, protocol=5)))
+                (value,) = self._perform(number, *order)
+                self.line.answer((number, pickle.dumps(value, protocol=5)))
             except BaseException:  # reported: rank 0 raises it
                 log.debug("rank %d: this call failed", self.launch.rank, exc_info=True)
+                if 0 in self.line.verdict.lost:
+                    log.error("rank %d ends, since %s", self.launch.rank, self.line.verdict.why)
+                    return 1
             self._phase("idle")
 
     def _exit(self, code: int) -> NoReturn:
@@ -237,17 +243,18 @@ class Session:
 
             if not MPI.Is_finalized():
                 MPI.Finalize()  # mpirun takes an exit without it for a crash, and kills rank 0
+        elif code and not alone:
+            _wait_for_end(self.meeting.places[0], self.meeting.here)
         os._exit(code)
 
     # -- on every rank
 
     def _perform(
         self,
-        number: int,
-        generation: int,
+        number: Number,
         timeout: float | None,
         what: str,
-        dropped: list[int],
+        dropped: list[Number],
         word: str,
         args: tuple,
         kwargs: Any = None,
@@ -262,9 +269,11 @@ class Session:
                 self._check()
                 for comm, _ in self._comms.values():
                     comm.deadline = deadline
-                value = getattr(self, f"_{word}")(*args, kwargs) if word == "start" else self._run(*args)
-                answers = self._collect(number, value, deadline) if self._leads else [value]
-            self._check()  # after an abort, what was computed is void
+                value = self._start(number, *args, kwargs) if word == "start" else self._run(*args)
+                answers = self._collect(number, value) if self._leads else [value]
+            self._check()
+            if self._watchdog.fired:
+                raise CommunicationError(f"timed out waiting for a GPU, and broken off: {self._watchdog.fired}")
             return answers
         except BaseException as error:
             limit = Limit(timeout, what) if timeout is not None and time.monotonic() > deadline - 0.05 else None
@@ -282,9 +291,10 @@ class Session:
         if self.line.verdict is not None:
             raise _Broken
 
-    def _start(self, number: int, service: str, pickled: bytes | None, device: str, kwargs: Any) -> None:
+    def _start(self, number: Number, service: str, pickled: bytes | None, device: str, kwargs: Any) -> Number:
         self._phase("group")
         if device not in self._comms:
+            self._gather(device)
             self._comms[device] = self.meeting.communicator(device, self._deadline)
         comm = self._comms[device][0]
         self._phase("setup")
@@ -296,8 +306,20 @@ class Session:
         if kwargs is None:
             kwargs = pickle.loads(pickled)
         self._services[number] = maker(comm, arrays, self._phase, **kwargs)
+        return number
 
-    def _run(self, number: int, method: str, payload: Any) -> Any:
+    def _gather(self, device: str) -> None:
+        """Returns when all ranks are here: a group that not all come to make can't be left before its time-out."""
+        key = (self.line.generation, device)
+        if isinstance(self.line, Hub):
+            self._collect(key, None)
+            self.line.command(pickle.dumps(("go", key)))
+        else:
+            self.line.answer((key, pickle.dumps(None)))
+            while self._next_word() != ("go", key):
+                pass
+
+    def _run(self, number: Number, method: str, payload: Any) -> Any:
         self._phase(method)
         service = self._services[number]
         if self.mode == "replicated":
@@ -305,20 +327,25 @@ class Session:
             check_alike(service.comm, {"the call": (method, number), **inputs}, _DIVERGED)
         return getattr(service, method)(payload)
 
-    def _collect(self, number: int, mine: Any, deadline: float) -> list[Any]:
-        """The answers of all ranks, which also says that all have come to the end of the call."""
+    def _collect(self, key: tuple, mine: Any) -> list[Any]:
+        """The answers of all ranks, which also say that all have come so far."""
         answers = {0: mine}
         while len(answers) < self.launch.size:
-            left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-            try:
-                word, *rest = self.line.inbox.get(timeout=left)
-            except queue.Empty:
-                raise CommunicationError("timed out waiting for the answers of the other ranks") from None
-            if word == "verdict" and rest[0] == self.line.generation:
-                raise _Broken
-            if word == "answer" and rest[1:3] == [self.line.generation, number]:
-                answers[rest[0]] = pickle.loads(rest[3])
+            word, *rest = self._next_word()
+            if word == "answer" and rest[1] == key:
+                answers[rest[0]] = pickle.loads(rest[2])
         return [answers[rank] for rank in range(self.launch.size)]
+
+    def _next_word(self) -> tuple:
+        """What the line has next; raises if that is the verdict, or the time is over."""
+        left = None if self._deadline == math.inf else max(0.0, self._deadline - time.monotonic())
+        try:
+            word = self.line.inbox.get(timeout=left)
+        except queue.Empty:
+            raise CommunicationError("timed out waiting for the other ranks") from None
+        if word == ("verdict", self.line.generation):
+            raise _Broken
+        return word
 
     # -- failures
 
@@ -332,16 +359,15 @@ class Session:
             traceback.clear_frames(link.__traceback__)
             link = link.__cause__ or link.__context__
         self._shut()
-        if self._serving:
-            raise error
         verdict = self._raised = self.line.settle()
-        if not isinstance(error, Exception):  # Ctrl-C, SystemExit: the script's own affair
+        if self._serving or not isinstance(error, Exception):  # Ctrl-C, SystemExit: the script's own affair
             raise error
         first = failures.primary(verdict.failures)
         if first.rank == self.launch.rank and first.exception is not None and isinstance(error, failures.USER_ERRORS):
             raise error
-        mine = first.rank == self.launch.rank and not isinstance(error, _Broken)
-        raise failures.to_error(verdict.failures, self.launch.size) from (error if mine else None)
+        if first.rank == self.launch.rank and not isinstance(error, _Broken):
+            raise RankError(first.rank, first.phase, first.cause, first.details) from error
+        raise failures.to_error(verdict.failures, self.launch.size) from None
 
     def _shut(self) -> None:
         """Ends services and process groups."""
@@ -356,6 +382,7 @@ class Session:
 
     def _renew(self, generation: int) -> None:
         self._shut()
+        self._count = itertools.count()
         self.line.renew(generation)
 
     def _abort(self) -> None:
@@ -370,6 +397,9 @@ class Session:
                 stream.flush()
         os._exit(1)
 
+    def _doing(self) -> tuple[int, str] | None:
+        return next((comm.doing for comm, _ in list(self._comms.values()) if comm.doing), None)
+
     def _phase(self, name: str) -> None:
         self.line.set_phase(name)
 
@@ -379,15 +409,27 @@ class Session:
         """Ends the run on this rank; at the exit of the interpreter."""
         if os.getpid() != self._pid or self.line.closing:
             return
-        for stream in (sys.stdout, sys.stderr):  # mpirun may end this process with the first of the others
+        for stream in (sys.stdout, sys.stderr):  # a launcher may end this process with the first of the others
             with contextlib.suppress(Exception):
                 stream.flush()
         if self._leads:
             failed = self.line.verdict is not None or bool(self.line.lost)
-            self.line.dismiss(1 if failed else 0, _LEAVING)
+            uncaught = getattr(sys, "last_value", None) is not None
+            self.line.dismiss(int(failed and uncaught), _LEAVING, kill=failed)
         elif self.mode == "replicated":
             self.line.leave()
         with contextlib.suppress(Exception):
             self._shut()
             self.meeting.leave()
         self.line.close()
+
+
+def _wait_for_end(place: Place, here: Place) -> None:
+    """Gives rank 0's process time to end with its own status: launchers report the first that fails, and end the rest."""
+    give_up = time.monotonic() + _LAST
+    while place.shares_host(here) and time.monotonic() < give_up:
+        try:
+            os.kill(place.pid, 0)
+        except OSError:
+            return
+        time.sleep(0.05)

@@ -38,7 +38,7 @@ class Watchdog:
         self._inside = False
         self._deadline: float | None = None
         self._broken_at: float | None = None
-        self._why = ""
+        self._why, self._patience = "", grace
 
     @contextmanager
     def call(self, deadline: float | None) -> Iterator[None]:
@@ -52,16 +52,27 @@ class Watchdog:
                 self._inside = False
 
     @property
+    def fired(self) -> str:
+        """Why the last call was broken off, so that its result is void; empty if it was not."""
+        return self._why if self._broken_at is not None else ""
+
+    @property
     def inside(self) -> bool:
         """Whether this rank is in a call."""
         return self._inside
 
-    def failed(self, why: str) -> None:
-        """There is a failure somewhere: the call will not end by itself. The first reason counts."""
+    def failed(self, why: str, grace: float | None = None) -> None:
+        """There is a failure somewhere: the call will not end by itself. The first reason counts.
+
+        Args:
+            why: said when the process has to be ended.
+            grace: s, instead of the usual.
+        """
         with self._lock:
             if not self._inside or self._broken_at is not None:
                 return
             self._broken_at, self._why = self._clock(), why
+            self._patience = self._grace if grace is None else grace
         self._abort()
 
     def tick(self) -> None:
@@ -69,7 +80,7 @@ class Watchdog:
         now = self._clock()
         with self._lock:
             overdue = self._inside and self._deadline is not None and now > self._deadline + _SLACK
-            stuck = self._inside and self._broken_at is not None and now > self._broken_at + self._grace
+            stuck = self._inside and self._broken_at is not None and now > self._broken_at + self._patience
         if stuck:
             self._end(self._why)
         elif overdue:

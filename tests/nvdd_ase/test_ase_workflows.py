@@ -24,7 +24,6 @@ from ase.io.trajectory import Trajectory
 from ase.md.langevin import Langevin
 from ase.md.nose_hoover_chain import MTKNPT
 from ase.md.npt import NPT
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.md.verlet import VelocityVerlet
 from ase.mep import NEB
 from ase.optimize import BFGS, FIRE, LBFGS
@@ -41,12 +40,18 @@ LJ = {
 }
 
 
+def heat(atoms: Atoms, kelvin: float) -> Atoms:
+    """Draws velocities."""
+    noise = np.random.default_rng(5).normal(size=(len(atoms), 3))
+    atoms.set_momenta(noise * np.sqrt(atoms.get_masses() * units.kB * kelvin)[:, None])
+    return atoms
+
+
 def argon() -> Atoms:
     """32 atoms, compressed, displaced and moving."""
     atoms = bulk("Ar", cubic=True, a=5.2).repeat(2)
     atoms.rattle(0.15, seed=4)
-    MaxwellBoltzmannDistribution(atoms, temperature_K=80, rng=np.random.RandomState(5))
-    return atoms
+    return heat(atoms, 80)
 
 
 def state(atoms: Atoms) -> dict[str, np.ndarray]:
@@ -77,7 +82,8 @@ def relax_cell(atoms: Atoms) -> None:
 
 def langevin(atoms: Atoms) -> None:
     noise = np.random.RandomState(6)
-    Langevin(atoms, 4 * units.fs, temperature_K=80, friction=0.01 / units.fs, rng=noise).run(12)
+    friction = 0.01 / units.fs
+    Langevin(atoms, 4 * units.fs, temperature_K=80, friction=friction, fixcm=False, rng=noise).run(12)
 
 
 def npt_mtk(atoms: Atoms) -> None:
@@ -162,7 +168,7 @@ def band(calculators, shared_one: bool) -> np.ndarray:
     neighbour = np.argmin(np.linalg.norm(last.positions - hole, axis=1))
     last.positions[neighbour] = hole
     images = [first, *(first.copy() for _ in range(3)), last]
-    neb = NEB(images, climb=True, allow_shared_calculator=shared_one)
+    neb = NEB(images, climb=True, method="improvedtangent", allow_shared_calculator=shared_one)
     neb.interpolate()
     for image, calculator in zip(images, calculators, strict=True):
         image.calc = calculator
@@ -366,10 +372,11 @@ def resident(calculator: NVDDCalculator) -> int:
     return max(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page for pid in pids(calculator))
 
 
-def nve(calculator: NVDDCalculator, steps: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def nve(
+    calculator: NVDDCalculator, repeat: tuple[int, int, int], steps: int
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Positions (steps + 1, n, 3), total energies and memory at each step of 1 fs from 300 K."""
-    atoms = parity.quartz((2, 2, 2))
-    MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.RandomState(7))
+    atoms = heat(parity.quartz(repeat, stdev=0.02), 300)
     atoms.calc = calculator
     positions, energies, memory = [], [], []
 
@@ -385,8 +392,8 @@ def nve(calculator: NVDDCalculator, steps: int) -> tuple[np.ndarray, np.ndarray,
 
 
 def test_nve_of_sevennet(shared):
-    one, _, _ = nve(shared("sevenn:7net-0", ranks=1), 4)
-    two, _, _ = nve(shared("sevenn:7net-0", ranks=2), 4)
+    one, _, _ = nve(shared("sevenn:7net-0", ranks=1), (2, 2, 1), 5)
+    two, _, _ = nve(shared("sevenn:7net-0", ranks=2), (2, 2, 1), 5)
     assert np.abs(one[-1] - one[0]).max() > 1e-2
     assert np.abs(two - one).max() < 1e-6
 
@@ -399,7 +406,7 @@ def test_long_nve_of_sevennet(shared):
     results = []
     for ranks in (1, 2):
         start = time.monotonic()
-        results.append(nve(shared("sevenn:7net-0", ranks=ranks), 200))
+        results.append(nve(shared("sevenn:7net-0", ranks=ranks), (2, 2, 2), 200))
         print(f"{ranks} rank(s): {time.monotonic() - start:.0f} s")
     (one, e_one, _), (two, e_two, memory) = results
     apart = np.abs(two - one).max(axis=(1, 2))
@@ -408,5 +415,6 @@ def test_long_nve_of_sevennet(shared):
     print(f"memory of the larger rank: {memory[0] / 2**20:.0f} MiB at step 0, {memory[20] / 2**20:.0f} MiB at 20, "
           f"{memory[100] / 2**20:.0f} MiB at 100, {memory[200] / 2**20:.0f} MiB at 200")  # fmt: skip
     assert apart.max() < 1e-3
-    assert np.ptp(e_two) < 0.01 and abs(np.ptp(e_two) - np.ptp(e_one)) < 1e-3
+    # of the integrator: it falls with the square of the time step
+    assert np.ptp(e_two) < 0.05 and abs(np.ptp(e_two) - np.ptp(e_one)) < 1e-3
     assert max(memory[100:]) - max(memory[:50]) < 8 * 2**20

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -29,6 +31,16 @@ class Service:
         """value * (1 + 2 + ... + size)."""
         mine = torch.tensor([value * (self.comm.rank + 1)], dtype=torch.float64)
         return float(self.comm.all_reduce(mine, site="test"))
+
+    def kernel(self, job: dict[str, Any]) -> float:
+        """As `act`, but the ranks that wait do so in what stands for an NCCL kernel: only `abort` ends it."""
+        if self.comm.rank in job["on"]:
+            self.phase("backward")
+            getattr(self, f"_{job['how']}")()
+        aborted = threading.Event()
+        self.comm.abort = aborted.set
+        assert aborted.wait(30.0), "nobody has called abort"
+        return math.nan  # void: must not reach the script
 
     def place(self, _: Any) -> tuple[int, int, int]:
         return self.comm.rank, os.getpid(), torch.get_num_threads()
@@ -121,14 +133,15 @@ def sums(session: Any, number: int, launch: Any) -> None:
 
 def fails(session: Any, number: int, launch: Any, how: str, on: str = "1") -> None:
     """One failure, uncaught."""
-    session.call(number, "act", {"how": how, "on": [int(on)]}, 3.0)
+    session.call(number, "act", {"how": how, "on": [int(on)]}, None if how == "skip" else 3.0)
 
 
 def recovers(session: Any, number: int, launch: Any) -> None:
     """Failures of all kinds but deaths, each caught; the ranks go on with new groups."""
-    for how in ("value_error", "memory", "input_error", "op_error", "sys_exit", "skip"):
+    kinds = ("value_error", "memory", "input_error", "op_error", "sys_exit", "skip")
+    for how in kinds if session.mode == "serve" else kinds[:4]:
         for on in (0, 1) if how in ("value_error", "input_error") else (1,):
-            error = attempt(session.call, number, "act", {"how": how, "on": [on]}, 30.0)
+            error = attempt(session.call, number, "act", {"how": how, "on": [on]}, 3.0)
             say(how, on, type(error).__name__, getattr(error, "rank", None), getattr(error, "phase", None))
             assert not session.alive(number)
             number = session.start(SERVICE, {}, "cpu", 60.0)
@@ -139,11 +152,22 @@ def recovers(session: Any, number: int, launch: Any) -> None:
     assert session.call(number, "evaluate", 2.0, 20.0)[0] == launch.size * (launch.size + 1)
 
 
+def aborts(session: Any, number: int, launch: Any) -> None:
+    """Ranks blocked in what only an abort ends: after another rank's failure, and after the time limit."""
+    error = attempt(session.call, number, "kernel", {"how": "value_error", "on": [1]}, None)
+    say("aborts", type(error).__name__, getattr(error, "rank", None))
+    number = session.start(SERVICE, {}, "cpu", 60.0)
+    error = attempt(session.call, number, "kernel", {"how": "nothing", "on": []}, 1.0)
+    say("aborts", type(error).__name__, "no answer to 'kernel' within 1 s" in str(error))
+    number = session.start(SERVICE, {}, "cpu", 60.0)
+    assert session.call(number, "evaluate", 2.0, 20.0)[0] == launch.size * (launch.size + 1)
+
+
 def lost(session: Any, number: int, launch: Any, how: str) -> None:
     """A rank is gone; the script catches that, and tries again."""
     error = attempt(session.call, number, "act", {"how": how, "on": [launch.size - 1]}, 3.0)
     assert isinstance(error, RankError), error
-    assert isinstance(attempt(session.start, SERVICE, {}, "cpu", 10.0), NvddError)
+    assert isinstance(attempt(session.start, SERVICE, {}, "cpu", 3.0), NvddError)
 
 
 def idle(session: Any, number: int, launch: Any) -> None:
