@@ -211,7 +211,9 @@ class Batch:
     @property
     def ptr(self) -> Tensor:
         """(n_systems + 1,) first row of each system, then the number of rows; this rank's layout."""
-        counts = torch.bincount(self.batch.as_subclass(Tensor), minlength=self.n_systems)
+        from nvdd.shard_tensor import to_local
+
+        counts = torch.bincount(to_local(self.batch), minlength=self.n_systems)
         return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
     @property

@@ -24,6 +24,7 @@ class ShardTensor(Tensor):
     _of: str
     _sender_at: int
     _total: Tensor
+    _system: Tensor
 
     @staticmethod
     def wrap(

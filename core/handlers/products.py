@@ -8,6 +8,7 @@ from __future__ import annotations
 from nvdd.dispatch import Call, register
 from nvdd.handlers import rows
 from nvdd.handlers.carriers import carriers, has_carrier, keep, kind, one_kind, only_first, with_broadcast
+from nvdd.roles import Role
 from nvdd.shard_tensor import ShardTensor, promote
 
 _SUMS = "the product sums over rows or gives every pair of rows"
@@ -72,13 +73,15 @@ def einsum(call: Call):
 
 
 @register(
-    "cat", "concat", "concatenate", "hstack", when="along other dimensions than rows", does="row by row",
-    predicate=has_carrier,
+    "cat", "concat", "concatenate", "hstack", when="along other dimensions than rows, or edges after edges",
+    does="row by row", predicate=has_carrier,
 )  # fmt: skip
 def cat(call: Call):
     role, first = one_kind(call), carriers(call)[0]
-    dim = 1 if call.name == "hstack" and first.dim() > 1 else call.arg(1, "dim", call.kwargs.get("axis", 0))
-    if len({c._row_dim for c in carriers(call)}) > 1 or rows.positive(dim, first.dim()) == first._row_dim:
+    dim = 1 if call.name == "hstack" and first.dim() > 1 else call.arg(1, "dim", 0)
+    one_after_another = rows.positive(dim, first.dim()) == first._row_dim
+    edges = role is Role.EDGE and len(carriers(call)) == len(call.arg(0, "tensors"))
+    if len({c._row_dim for c in carriers(call)}) > 1 or (one_after_another and not edges):
         raise call.refuse("it puts rows of atoms or edges one after another")
     args, kwargs = with_broadcast(call)
     return promote(call.run(*args, **kwargs), role, first._meta, first._row_dim)

@@ -74,8 +74,9 @@ def after_einsum(equation: str, operands: Sequence[tuple[int, int | None]], out_
     """Row dimension of an einsum; ``operands`` are (number of dims, row dim or None)."""
     equation = equation.replace(" ", "")
     inputs, arrow, output = equation.partition("->")
-    if not arrow:
-        return None
+    if not arrow:  # the letters that occur once, in alphabetical order
+        letters = inputs.replace(",", "").replace(".", "")
+        output = "..." * ("..." in inputs) + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     row_letters = set()
     for term, (n_dims, row_dim) in zip(inputs.split(","), operands, strict=True):
         if row_dim is None:

@@ -74,15 +74,15 @@ def _check_rows_written(call: Call, source: Any, index: ShardTensor) -> None:
 
 
 def _result(
-    value: Tensor, call: Call, target: Tensor, source: Any, role: Role, meta: ShardMeta, row_dim: int
+    value: Tensor | None, call: Call, target: Tensor, source: Any, role: Role, meta: ShardMeta, row_dim: int
 ) -> Tensor:
-    """Puts ``value`` into the target if the call is in place, and gives it its role.
+    """Puts ``value`` into the target if the call is in place (None: it is there), and gives it its role.
 
     Where the model made both operands local, the result stays plain.
     """
     if call.inplace:
         plain = to_local(target)
-        value = plain if value is plain else plain.copy_(value)
+        value = plain if value is None else plain.copy_(value)
     tracked = isinstance(target, ShardTensor) or isinstance(source, ShardTensor) or role is Role.SYSTEM
     out = promote(value, role, meta, row_dim) if tracked else value
     return adopt(target, out) if call.inplace and tracked else out
@@ -120,6 +120,7 @@ def scatter_to_receivers(call: Call):
     at = index._row_dim
     if index._of != "atoms" or not meta.corrects or meta.comm.size == 1:
         value = to_local(call.run())
+        value = None if call.inplace else value
     elif how == "sum" and at == 0:
         zeros = torch.zeros_like(to_local(target))
         value = to_local(target) + correct(_local(call, zeros, 0, to_local(index), source, how), meta.plan, call.name)
@@ -161,7 +162,7 @@ def scatter_to_senders(call: Call):
     if how == "sum":
         owned = start + total(source)
     elif how == "mean":
-        count = total(torch.ones_like(to_local(source)).detach())
+        count = total(torch.ones_like(to_local(source)))
         summed = total(source) + (start if include_self else 0)
         count = count + 1 if include_self else count
         owned = torch.where(count > 0, summed / count.clamp(min=1), start)

@@ -15,6 +15,7 @@ from torch import Tensor
 from nvdd.dispatch import Call, register
 from nvdd.exchange import broadcast, gather_shares, sum_over_ranks
 from nvdd.handlers.rows import dims_of
+from nvdd.handlers.scatter import only_derivative, only_where
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
 
@@ -26,15 +27,14 @@ _NORMS = ("norm", "linalg_vector_norm", "vector_norm", "linalg_norm")
 
 def _dims(call: Call, x: Tensor) -> tuple[int, ...]:
     position = 2 if call.name in _NORMS else 1
-    dim = call.arg(position, "dim", call.kwargs.get("axis"))
+    dim = call.arg(position, "dim")
     return tuple(range(x.dim())) if isinstance(dim, bool) else dims_of(dim, x.dim())
 
 
 def _keepdim(call: Call) -> bool:
-    position = {"norm": 3, "linalg_vector_norm": 3, "vector_norm": 3, "linalg_norm": 3}.get(call.name, 2)
-    if call.name in ("var", "std", "count_nonzero"):
-        return bool(call.kwargs.get("keepdim", False))
-    return bool(call.arg(position, "keepdim", False))
+    if call.name == "count_nonzero":
+        return False
+    return bool(call.arg(3 if call.name in (*_NORMS, "var", "std") else 2, "keepdim", False))
 
 
 def _over_rows(call: Call) -> bool:
@@ -73,7 +73,7 @@ def reduce_rows(call: Call):
     meta, site = x._meta, f"{call.name} over rows"
     if not meta.policy.system_reductions:
         raise call.refuse("the policy has system_reductions off, so a sum over atoms is not known to be global")
-    if "out" in call.kwargs or "where" in call.kwargs:
+    if call.kwargs.get("out") is not None:
         raise call.refuse("a reduction over rows into out=")
     rows, dims, keepdim = counted(x), _dims(call, x), _keepdim(call)
     if call.name in _SUMS:
@@ -99,15 +99,12 @@ def _moment(call: Call, rows: Tensor, row_dim: int, dims, keepdim: bool, meta: S
     mean = _sum(rows, dims, True, meta, "mean over rows") / count
     if call.name == "mean":
         return mean if keepdim else _drop(mean, dims)
-    correction = call.kwargs.get("correction", 1)
-    unbiased = call.kwargs.get("unbiased")
-    for value in call.args[1:]:
-        unbiased = value if isinstance(value, bool) and unbiased is None else unbiased
-    if unbiased is not None:
-        correction = int(unbiased)
+    # var(unbiased), var(dim, unbiased, keepdim), var(dim, correction=, keepdim=)
+    unbiased = next((a for a in call.args[1:] if isinstance(a, bool)), call.kwargs.get("unbiased"))
+    correction = call.kwargs.get("correction", 1) if unbiased is None else int(unbiased)
     off = rows - broadcast(mean, meta.comm, "mean with rows")
     variance = _sum(off * off, dims, keepdim, meta, f"{call.name} over rows") / (count - correction)
-    return variance.sqrt() if call.name == "std" else variance
+    return _root(variance, 2) if call.name == "std" else variance
 
 
 def _drop(value: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -122,15 +119,20 @@ def _norm(call: Call, rows: Tensor, dims, keepdim: bool, meta: ShardMeta) -> Ten
     if isinstance(order, str) or (call.name == "linalg_norm" and len(dims) == 2 and call.arg(1, "ord") is not None):
         raise call.refuse(f"a matrix norm ({order!r}) over rows")
     site = f"{call.name} over rows"
+    if call.kwargs.get("dtype") is not None:
+        rows = rows.to(call.kwargs["dtype"])
     size = rows.abs()
     if math.isinf(order):
         return _extremum(size, dims, keepdim, order > 0, meta, site)
     if order == 0:
         return _sum((rows != 0).to(rows.dtype), dims, keepdim, meta, site)
-    powers = _sum(rows * rows if order == 2 else size**order, dims, keepdim, meta, site)
-    # the norm of zeros has gradient zero, as in torch
-    safe = torch.where(powers > 0, powers, torch.ones_like(powers))
-    return torch.where(powers > 0, safe ** (1.0 / order), torch.zeros_like(powers))
+    return _root(_sum(rows * rows if order == 2 else size**order, dims, keepdim, meta, site), order)
+
+
+def _root(powers: Tensor, order: float) -> Tensor:
+    """``powers ** (1 / order)``; at zero its derivative is zero, as that of torch's norm and std."""
+    safe = torch.where(powers == 0, torch.ones_like(powers), powers)
+    return torch.where(powers == 0, torch.zeros_like(powers), safe ** (1.0 / order))
 
 
 def _extremum(rows: Tensor, dims, keepdim: bool, largest: bool, meta: ShardMeta, site: str) -> Tensor:
@@ -148,10 +150,11 @@ def _extremum(rows: Tensor, dims, keepdim: bool, largest: bool, meta: ShardMeta,
     value = best if keepdim else _drop(best, dims)
     if not rows.requires_grad:
         return value
-    attains = (plain == best).to(rows.dtype)
-    count = meta.comm.all_reduce(attains.sum(dims, keepdim=keepdim), "sum", site + ", ties")
-    # equal in value to zero; its derivative is the equal share of each that attains the extremum
-    return value + _sum(attains * (rows - plain), dims, keepdim, meta, site + ", gradient") / count
+    attains = plain == best
+    count = meta.comm.all_reduce(attains.to(rows.dtype).sum(dims, keepdim=keepdim), "sum", site + ", ties")
+    # each that attains the extremum gets an equal share of the gradient
+    share = _sum(only_where(attains, rows), dims, keepdim, meta, site + ", gradient")
+    return value + only_derivative(share) / count
 
 
 def _is_system_index(call: Call) -> bool:

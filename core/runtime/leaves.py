@@ -46,7 +46,7 @@ def _local_batch(batch: Batch, graph: LocalGraph, meta: ShardMeta, dtype: torch.
         pbc=batch.pbc,
         batch=promote(system, Role.SYSTEM_INDEX, meta, entry=meta.atom_role),
         n_systems=batch.n_systems,
-        n_atoms_per_system=make_count(_count(system, batch.n_systems), topology.atoms_per_system, meta),
+        n_atoms_per_system=make_count(_count(system, batch.n_systems), topology.atoms_per_system, system, meta),
         node_fields={k: own(cast(v).index_select(0, topology.rows)) for k, v in batch.node_fields.items()},
         system_fields={k: promote(cast(v), Role.SYSTEM, meta) for k, v in batch.system_fields.items()},
         **geometry,

@@ -20,7 +20,6 @@ CASES = {
         "per-system matrices": lambda w: w.x[:, None] @ (w.sv[:, :, None] * w.table[0])[w.batch],
         "one system value in a product": lambda w: w.x @ (w.sv.T @ w.sv) @ w.w,
         "addmm": lambda w: torch.addmm(w.w[0], w.x, w.w) + torch.addmm(w.w[0], w.x, w.w, beta=0.5, alpha=2),
-        "baddbmm": lambda w: torch.baddbmm(w.table[:3, :1, None].expand(3, 1, 1)[:1], w.v.mT, w.x[:, :, None]),
         "tensordot": lambda w: torch.tensordot(w.x, w.w, 1) + torch.tensordot(w.x, w.w, dims=([1], [0])) + torch.tensordot(w.v, w.w, dims=([1], [0])).sum(1),
         "einsum": lambda w: torch.einsum("ni,ij->nj", w.x, w.w) + torch.einsum("ij, ni -> nj", w.w, w.x),
         "einsum of two": lambda w: torch.einsum("ni,nij->nj", w.x, w.v) + torch.einsum("ni,nj->nij", w.x, w.t).sum(1)[:, :2],
@@ -35,7 +34,6 @@ CASES = {
         "cat with one value of all systems": lambda w: torch.cat([w.x, w.sv.sum(0).expand_as(w.x)], 1),
         "stack": lambda w: torch.stack([w.x, w.t], 1).sum(1) + torch.stack((w.x, w.t), dim=-1).prod(-1) + torch.stack([w.x, w.t], 2)[..., 0],
         "outer by atom": lambda w: w.x.unsqueeze(2) * w.t.unsqueeze(1) @ w.table[0],
-        "bilinear": lambda w: F.bilinear(w.x, w.t, w.table[:3].expand(2, 3, 3)),
     },
     "atoms 1": {
         "stack before": lambda w: torch.stack([w.x, w.t]),

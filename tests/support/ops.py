@@ -99,6 +99,7 @@ def plain_world() -> World:
     """One process, plain tensors."""
     data = dict(whole())
     leaves = {name: data[name].clone().requires_grad_() for name in LEAVES}
+    leaves |= {name: torch.nn.Parameter(data[name].clone()) for name in LEAVES if LEAVES[name] == "parameter"}
     tensors = data | {name: leaf.clone() for name, leaf in leaves.items() if LEAVES[name] != "parameter"}
     tensors |= {name: leaves[name] for name in LEAVES if LEAVES[name] == "parameter"}
     tensors["edge_index"] = torch.stack([data["senders"], data["receivers"]])
@@ -146,7 +147,7 @@ class Part:
                 value = leaf.clone() if meta.fetches else fetch(leaf, meta.plan, name)
                 tensors[name] = promote(value, meta.atom_role, meta)
             elif kind == "parameter":
-                tensors[name] = leaf
+                tensors[name] = leaves[name] = torch.nn.Parameter(data[name].clone())
             else:
                 tensors[name] = promote(leaf.clone(), Role.EDGE if kind == "edges" else Role.SYSTEM, meta)
         system = data["batch"][rows]
@@ -160,7 +161,10 @@ class Part:
             "neighbor_list": promote(torch.stack([self.receivers, self.senders], 1), Role.EDGE_INDEX, meta),
             "batch": promote(system, Role.SYSTEM_INDEX, meta, entry=meta.atom_role),
             "n_atoms_per_system": make_count(
-                torch.bincount(system, minlength=N_SYSTEMS), torch.bincount(data["batch"], minlength=N_SYSTEMS), meta
+                torch.bincount(system, minlength=N_SYSTEMS),
+                torch.bincount(data["batch"], minlength=N_SYSTEMS),
+                system,
+                meta,
             ),
         }
         return World(tensors, leaves)

@@ -1,0 +1,56 @@
+"""A Lennard-Jones model in which a fault is planted: what, on which rank, in which phase, in which call."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+
+from nvdd.models.lj import LennardJonesModelWrapper
+
+FAULTS = ("kill", "raise", "memory", "stop", "skip")
+PHASES = ("partition", "plan", "forward", "backward", "consolidate")
+
+
+class Faulty(LennardJonesModelWrapper):
+    """Fails when phase ``phase`` begins for the ``call``-th time (from 1) on rank ``rank``."""
+
+    def __init__(self, fault: str, phase: str, rank: int, call: int) -> None:
+        super().__init__(epsilon=0.0104, sigma=3.4, cutoff=8.5)
+        self.plan = (fault, phase, rank, call)
+
+    def distributed_setup(self, ctx: Any) -> None:
+        """Listens to the phases that the framework reports."""
+        fault, phase, rank, call = self.plan
+        inner, seen = ctx._report_phase, 0
+
+        def watch(name: str) -> None:
+            nonlocal seen
+            inner(name)
+            seen += name == phase
+            if seen == call and name == phase and ctx.comm.rank == rank:
+                seen += 1
+                self._strike(fault, ctx.comm)
+
+        ctx._report_phase = watch
+
+    @staticmethod
+    def _strike(fault: str, comm: Any) -> None:
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault == "raise":
+            raise ValueError("a planted error")
+        elif fault == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB (planted)")
+        elif fault == "skip":
+            exchange = comm.exchange
+
+            def skip_once(send, send_counts, recv_counts, site, setup=False):
+                comm.exchange = exchange
+                return send.new_zeros((sum(recv_counts), *send.shape[1:]))
+
+            comm.exchange = skip_once
