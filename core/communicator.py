@@ -23,6 +23,7 @@ _OPS = {
 }
 _HEADER = 64  # bytes before each message between hosts: sequence number, bytes a row, name of the site
 _SITE = _HEADER - 16
+_HEADER_TAG, _ROWS_TAG = 1, 2
 _NO_LIMIT = 7 * 86400.0  # s
 _LEAST = 0.01  # s; gloo takes a time-out of zero for none
 
@@ -59,6 +60,7 @@ class Communicator:
         self.doing: tuple[int, str] | None = None
         self._operations = 0
         self._sequence = 0
+        self._in_flight: Any = None
 
     @classmethod
     def from_mesh(
@@ -123,33 +125,39 @@ class Communicator:
             dist.all_to_all_single(recv, send, list(recv_counts), list(send_counts), group=self.group)
 
     def _exchange_tagged(self, send: Tensor, send_counts, recv: Tensor, recv_counts, site: str) -> None:
+        """Each message is announced by a header; rows are only received once it is what this rank expects."""
         width = _row_bytes(recv)
         header = _header(self._sequence, width, site)
-        outgoing, incoming = [], []
-        row = 0
-        for peer, count in enumerate(send_counts):
-            if count:
-                outgoing.append((peer, _message(header, send[row : row + count], width)))
-                row += count
-        incoming = [(p, _buffer(_HEADER + n * width, recv.is_cuda)) for p, n in enumerate(recv_counts) if n]
-        if send.is_cuda and outgoing:
-            torch.cuda.current_stream(send.device).synchronize()  # once for all messages, see _message
-        with self._guard(f"exchange {self._sequence} ({site})") as limit:
-            ops = [dist.P2POp(dist.irecv, buf, self._global_ranks[p], self.group) for p, buf in incoming]
-            ops += [dist.P2POp(dist.isend, buf, self._global_ranks[p], self.group) for p, buf in outgoing]
-            for work in dist.batch_isend_irecv(ops) if ops else ():
+        outgoing, incoming = _host_copy(send), recv if not recv.is_cuda else _pinned(recv)
+        if send.is_cuda and len(send):
+            torch.cuda.current_stream(send.device).synchronize()  # once for all messages
+        sends = outgoing.split(list(send_counts))
+        recvs = incoming.split(list(recv_counts))
+        to = [p for p in range(self.size) if send_counts[p]]
+        of = [p for p in range(self.size) if recv_counts[p]]
+        what = f"exchange {self._sequence} ({site})"
+        with self._guard(what) as limit:
+            peer = self._global_ranks
+            works = [dist.isend(header, peer[p], self.group, _HEADER_TAG) for p in to]
+            works += [dist.isend(sends[p], peer[p], self.group, _ROWS_TAG) for p in to]
+            headers = [torch.empty(_HEADER, dtype=torch.uint8) for _ in of]
+            heard = [dist.irecv(h, peer[p], self.group, _HEADER_TAG) for h, p in zip(headers, of, strict=True)]
+            for work in heard:
                 work.wait(*limit)
-        row = 0
-        for peer, buffer in incoming:
-            self._check(buffer, peer, width, site)
-            count = recv_counts[peer]
-            payload = buffer[_HEADER:].view(recv.dtype).view(count, *recv.shape[1:])
-            recv[row : row + count].copy_(payload, non_blocking=True)
-            row += count
+        self._in_flight = (works, header, outgoing)  # they outlive an error that is raised here
+        for h, p in zip(headers, of, strict=True):
+            self._check(h, p, width, site)
+        with self._guard(what) as limit:
+            works += [dist.irecv(recvs[p], peer[p], self.group, _ROWS_TAG) for p in of]
+            for work in works:
+                work.wait(*limit)
+        self._in_flight = None
+        if incoming is not recv:
+            recv.copy_(incoming, non_blocking=True)
 
-    def _check(self, buffer: Tensor, peer: int, width: int, site: str) -> None:
-        sequence, their_width = buffer[:16].view(torch.int64).tolist()
-        their_site = bytes(buffer[16:_HEADER].tolist()).rstrip(b"\0").decode("ascii", "replace")
+    def _check(self, header: Tensor, peer: int, width: int, site: str) -> None:
+        sequence, their_width = header[:16].view(torch.int64).tolist()
+        their_site = bytes(header[16:_HEADER].tolist()).rstrip(b"\0").decode("ascii", "replace")
         if (sequence, their_width, their_site) != (self._sequence, width, _clip(site)):
             raise CommunicationError(
                 f"ranks are out of step: rank {self.rank} is in exchange {self._sequence} ({site}, {width} bytes a row), "
@@ -266,14 +274,11 @@ def _header(sequence: int, width: int, site: str) -> Tensor:
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
-def _message(header: Tensor, rows: Tensor, width: int) -> Tensor:
-    """Header and rows in host memory; of rows on a GPU the copy is only begun."""
-    buffer = _buffer(_HEADER + rows.shape[0] * width, rows.is_cuda)
-    buffer[:_HEADER] = header
-    buffer[_HEADER:].view(rows.dtype).view(rows.shape).copy_(rows, non_blocking=True)
-    return buffer
+def _host_copy(rows: Tensor) -> Tensor:
+    """Contiguous rows in host memory; of rows on a GPU the copy is only begun."""
+    return _pinned(rows).copy_(rows, non_blocking=True) if rows.is_cuda else rows.contiguous()
 
 
-def _buffer(n_bytes: int, staged: bool) -> Tensor:
-    """Host memory for a message. Pinned, it is copied to and from a GPU at full speed; torch keeps it for reuse."""
-    return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=staged)
+def _pinned(like: Tensor) -> Tensor:
+    """Host memory for such rows, from which a GPU copies at full speed; torch keeps it for reuse."""
+    return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)

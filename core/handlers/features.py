@@ -120,13 +120,13 @@ _PAIRS = {"cross": None, "linalg_cross": -1, "cosine_similarity": 1}  # operatio
 @register(*_PAIRS, when="operands with rows, along another dimension", does="row by row", predicate=has_carrier)
 def pair_of_features(call: Call):
     role, having = one_kind(call), carriers(call)
-    args, kwargs = with_broadcast(call)
-    out = call.run(*args, **kwargs)
     n_dims = max(a.dim() for a in call.args[:2])
     places = {rows.after_broadcast(c.dim(), c._row_dim, n_dims) for c in having}
     dim = call.arg(2, "dim", _PAIRS[call.name])
     if dim is None or len(places) > 1 or rows.positive(dim, n_dims) in places:
         raise call.refuse("it runs along the rows, which are divided over ranks, or its dimension is not given")
+    args, kwargs = with_broadcast(call)
+    out = call.run(*args, **kwargs)
     place = places.pop()
     if out.dim() < n_dims:
         place -= rows.positive(dim, n_dims) < place

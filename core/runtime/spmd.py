@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import itertools
 import logging
@@ -43,7 +44,7 @@ MODES = ("serve", "replicated")
 # longer: what they compute ends with an exception there, once it comes to the next exchange.
 _GRACE_SERVING, _GRACE_SCRIPT = 8.0, 30.0
 _LEAVING = 2.0  # s for the others to hang up
-_LAST = 5.0  # s for rank 0's interpreter to end after that
+_LAST = 5.0  # s for whatever else a process does at its end
 _DIVERGED = "spmd='replicated': the script has not done the same on all ranks"
 
 Number = tuple[int, int]  # of a call, and of the service that it starts: generation, count
@@ -226,9 +227,7 @@ class Session:
 
     def _exit(self, code: int) -> NoReturn:
         """Ends a rank that serves, and nothing of the script after the constructor runs: no atexit, no finally."""
-        stuck = threading.Timer(5.0, os._exit, (code or 1,))
-        stuck.daemon = True
-        stuck.start()
+        stuck = _end_after(_LAST, 1)
         alone = self.line.verdict is not None and bool(self.line.verdict.lost)
         with contextlib.suppress(Exception):
             self._shut()
@@ -241,8 +240,12 @@ class Session:
         if self.launch.rendezvous == "mpi" and not alone:
             from mpi4py import MPI
 
+            # mpirun takes an exit without these two, MPI's end and that of its library, for a crash, and kills rank 0
             if not MPI.Is_finalized():
-                MPI.Finalize()  # mpirun takes an exit without it for a crash, and kills rank 0
+                MPI.Finalize()
+            _end_after(_LAST, code)
+            with contextlib.suppress(Exception):
+                ctypes.CDLL(None).exit(code)
         elif code and not alone:
             _wait_for_end(self.meeting.places[0], self.meeting.here)
         os._exit(code)
@@ -422,6 +425,14 @@ class Session:
             self._shut()
             self.meeting.leave()
         self.line.close()
+
+
+def _end_after(seconds: float, code: int) -> threading.Timer:
+    """Ends this process, unless it has ended by then or the timer is cancelled."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _wait_for_end(place: Place, here: Place) -> None:

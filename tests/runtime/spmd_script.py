@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -133,7 +134,14 @@ def sums(session: Any, number: int, launch: Any) -> None:
 
 def fails(session: Any, number: int, launch: Any, how: str, on: str = "1") -> None:
     """One failure, uncaught."""
-    session.call(number, "act", {"how": how, "on": [int(on)]}, None if how == "skip" else 3.0)
+    session.call(number, "act", {"how": how, "on": [int(on)]}, None if how == "skip" else 2.0)
+
+
+def stopped(session: Any, number: int, launch: Any) -> None:
+    """Rank 0 stops in a call; a launcher would kill it once rank 1 has ended."""
+    if launch.rank == 0:
+        subprocess.Popen(["sh", "-c", f"sleep 7; kill -9 {os.getpid()}"])
+    session.call(number, "act", {"how": "stop", "on": [0]}, 1.0)
 
 
 def recovers(session: Any, number: int, launch: Any) -> None:
@@ -141,7 +149,7 @@ def recovers(session: Any, number: int, launch: Any) -> None:
     kinds = ("value_error", "memory", "input_error", "op_error", "sys_exit", "skip")
     for how in kinds if session.mode == "serve" else kinds[:4]:
         for on in (0, 1) if how in ("value_error", "input_error") else (1,):
-            error = attempt(session.call, number, "act", {"how": how, "on": [on]}, 3.0)
+            error = attempt(session.call, number, "act", {"how": how, "on": [on]}, 2.0)
             say(how, on, type(error).__name__, getattr(error, "rank", None), getattr(error, "phase", None))
             assert not session.alive(number)
             number = session.start(SERVICE, {}, "cpu", 60.0)
@@ -165,9 +173,9 @@ def aborts(session: Any, number: int, launch: Any) -> None:
 
 def lost(session: Any, number: int, launch: Any, how: str) -> None:
     """A rank is gone; the script catches that, and tries again."""
-    error = attempt(session.call, number, "act", {"how": how, "on": [launch.size - 1]}, 3.0)
+    error = attempt(session.call, number, "act", {"how": how, "on": [launch.size - 1]}, 2.0)
     assert isinstance(error, RankError), error
-    assert isinstance(attempt(session.start, SERVICE, {}, "cpu", 3.0), NvddError)
+    assert isinstance(attempt(session.start, SERVICE, {}, "cpu", 2.0), NvddError)
 
 
 def idle(session: Any, number: int, launch: Any) -> None:

@@ -24,7 +24,7 @@ from nvdd_ase import NVDDCalculator
 
 SUPPORT = Path(__file__).parent.parent / "support"
 LIMIT = 10.0  # s to an error
-TIMEOUT = 6.0  # s that an evaluation may take: what ends a stopped process
+TIMEOUT = 15.0  # s that an evaluation may take: what ends a stopped process; the first one loads kernels
 CAUSES = {
     "kill": "SIGKILL",
     "raise": "a planted error",

@@ -75,7 +75,7 @@ def test_failures_that_leave_all_processes_alive_are_raised_and_the_ranks_go_on(
     caught = result.lines("caught")
     assert all(seconds(line) < 2.0 for line in caught if "no answer" not in line)
     assert "a number that is no good" in caught[1] and "in _value_error" in caught[1]  # the traceback of rank 1
-    assert "no answer to 'act' within 3 s" in caught[7] and seconds(caught[7]) < 5.0
+    assert "no answer to 'act' within 2 s" in caught[7] and seconds(caught[7]) < 5.0
     assert "zero volume" in caught[8] and "'build'" in caught[8]  # while it was being built
     assert "no attribute 'Nothing'" in caught[9]
 
@@ -115,7 +115,7 @@ def test_an_error_that_the_script_does_not_catch(launcher, mode):
     text = "nvdd.errors.RankError: rank 1 failed in phase 'backward': ValueError: a number that is no good"
     assert result.err.count(text) == (2 if mode == "replicated" else 1)
     if launcher == "torchrun":  # its summary names the rank whose traceback stands above
-        assert re.search(r"Root Cause.*\n\[0\]:\n.*\n.*\n *exitcode  : 1 ", result.err)
+        assert re.search(r"Root Cause.*\n\[0\]:\n(.*\n){2,5} *exitcode +: 1 ", result.err)
 
 
 @pytest.mark.parametrize(
@@ -159,18 +159,17 @@ def test_rank_0_is_killed(mode):
 
 def test_a_rank_is_stopped():
     result = scenario("srun", 3, "lost:stop")
-    text = "no answer to 'act' within 3 s (rank 2 is in phase 'backward', and its process is stopped)"
+    text = "no answer to 'act' within 2 s (rank 2 is in phase 'backward', and its process is stopped)"
     (first, second) = result.lines("caught RankError")
     assert text in first and seconds(first) < 5.0
-    assert "no answer to the start within 3 s" in second and "its process is stopped" in second
+    assert "no answer to the start within 2 s" in second and "its process is stopped" in second
     assert result.codes == [0, 0, -9]  # rank 0 ends what does not end by itself
 
 
 def test_rank_0_is_stopped():
-    with pytest.raises(
-        AssertionError, match=r"ERROR rank 1 ends, since rank 0 failed in phase .*its process is stopped"
-    ):
-        scenario("srun", 2, "fails:stop:0", limit=20.0)  # rank 0 stays for its launcher to end
+    result = scenario("srun", 2, "stopped")
+    assert re.search(r"ERROR rank 1 ends, since rank 0 failed in phase .*its process is stopped", result.err)
+    assert result.codes == [-9, 1]
 
 
 def test_ranks_that_wait_for_each_other():
