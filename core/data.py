@@ -259,7 +259,7 @@ class Batch:
         from nvdd.roles import Role
         from nvdd.shard_tensor import promote
 
-        return promote(zeros, Role.ANCHOR, self.positions._meta)
+        return promote(zeros, Role.ANCHOR, self.positions._meta, of="positions")
 
     def _edges(self, name: str) -> Tensor:
         value = self.__dict__[name]

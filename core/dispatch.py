@@ -203,7 +203,7 @@ def dispatch(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         )
     if call.has(Role.ANCHOR):
         raise call.refuse(
-            "positions and cell are stand-ins under ForceStrategy.EDGE_VECTORS; only positions[sender] - "
+            "positions, cell and shifts are stand-ins under ForceStrategy.EDGE_VECTORS; only positions[sender] - "
             "positions[receiver] + shifts @ cell means something",
             "Build on data.edge_vectors, or declare force_strategy=ForceStrategy.POSITIONS in the model's spec",
         )

@@ -26,7 +26,7 @@ class Role(Enum):
     SYSTEM_INDEX = "the system of each atom (or of each edge)"
     SYSTEM = "a value for each system, the same on every rank"
     COUNT = "a number of atoms: this rank's where it lays out memory, everybody's where it is computed with"
-    ANCHOR = "a stand-in for positions or cell: the geometry is in the edge vectors"
+    ANCHOR = "a stand-in for positions, cell or shifts: the geometry is in the edge vectors"
 
     @property
     def is_index(self) -> bool:
@@ -55,7 +55,7 @@ class ShardMeta:
             it is the last of the ``n_owned`` rows.
         policy: storage policy.
         more_plans: halo exchanges of other rows (``"edges"``, ``"bonds"``) that the model reads across ranks.
-        known: inputs of which this rank knows the halo rows already: the tensor, and owned and halo rows.
+        known: inputs of which this rank knows the halo rows already: the tensor, its version, owned and halo rows.
     """
 
     plan: ExchangePlan
@@ -65,7 +65,7 @@ class ShardMeta:
         default_factory=lambda: HaloStoragePolicy(scatter_mode="local", gather_mode="halo_fetch")
     )
     more_plans: dict[str, ExchangePlan] = field(default_factory=dict)
-    known: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    known: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
     _fetched: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
     _required: list[tuple[Tensor, Exception]] = field(default_factory=list)
 

@@ -92,7 +92,8 @@ def promote(
         row_dim: dimension that counts the rows (atoms, edges, bonds).
         entry: for an index: what its entries stand for, and so what is read by it (EDGE for edge indices; the
             role of atoms or edges for SYSTEM_INDEX).
-        of: for an index: the rows that it points to (``"atoms"``, ``"edges"``, ``"bonds"``).
+        of: for an index: the rows that it points to (``"atoms"``, ``"edges"``, ``"bonds"``); for a stand-in: what it
+            stands for (``"positions"``, ``"cell"``, ``"shifts"``).
         sender_at: for EDGE_INDEX: where in the pair the sender is.
     """
     with torch._C.DisableTorchFunctionSubclass():

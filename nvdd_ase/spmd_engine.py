@@ -78,7 +78,8 @@ class SpmdEngine(Engine):
         """Sends owned rows to rank 0, or to all; one message from each rank to each of them."""
         comm = self.comm
         mine = [self.ids[:, None].astype(np.float64)]  # exact below 2^53
-        mine += [self.arrays[name][self.ids].reshape(len(self.ids), -1) for name in names]
+        widths = [int(np.prod(ROW_SHAPES[name], dtype=int)) for name in names]
+        mine += [self.arrays[k][self.ids].reshape(len(self.ids), w) for k, w in zip(names, widths, strict=True)]
         rows = torch.from_numpy(np.concatenate(mine, 1))
         if comm.backend == "nccl":
             rows = rows.to(comm.device)
@@ -87,8 +88,7 @@ class SpmdEngine(Engine):
         recv_counts = comm.transpose_counts(send_counts, site="rows of results")
         everyone = comm.exchange(rows.repeat(len(to), 1), send_counts, recv_counts, "rows of results").cpu().numpy()
         ids, column = everyone[:, 0].astype(np.int64), 1
-        for name in names:
-            shape = ROW_SHAPES[name]
-            width = int(np.prod(shape, dtype=int))
-            self.arrays[name][ids] = everyone[:, column : column + width].reshape(len(ids), *shape)
+        for name, width in zip(names, widths, strict=True):
+            rows = everyone[:, column : column + width]
+            self.arrays[name][ids] = rows.reshape(len(ids), *ROW_SHAPES[name])
             column += width

@@ -73,6 +73,14 @@ def of_parameters(value: Tensor) -> bool:
     return True
 
 
+def masks_edges(rows: Role, item: Any) -> bool:
+    """Whether ``item`` is ``mask`` or ``mask, ...`` with a condition on such rows: what is left depends on no order."""
+    mask, rest = (item[0], item[1:]) if isinstance(item, tuple) and item else (item, ())
+    masked = isinstance(mask, ShardTensor) and mask.dtype == torch.bool and mask.dim() == 1
+    plain = all(i is Ellipsis or isinstance(i, (int, slice)) for i in rest)
+    return masked and plain and kind(mask) is rows
+
+
 def allowed(call: Call) -> bool:
     """No operand is an edge index, a count or a stand-in, which have handlers of their own."""
     return not call.has(Role.SENDER, Role.RECEIVER, Role.EDGE_INDEX, Role.ANCHOR, Role.COUNT)

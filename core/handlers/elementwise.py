@@ -64,8 +64,9 @@ def pointwise(call: Call):
     if call.inplace and isinstance(first, ShardTensor):
         return first
     wrap = lambda t: promote(t, role, having[0]._meta, place)
-    if call.inplace:
-        return adopt(first, wrap(out))
+    written = first if call.inplace else call.kwargs.get("out")
+    if isinstance(written, Tensor):
+        return adopt(written, wrap(out))
     return type(out)(tuple(map(wrap, out))) if isinstance(out, (tuple, list)) else wrap(out)
 
 

@@ -19,6 +19,7 @@ from nvdd.handlers.carriers import (
     has_carrier,
     keep,
     kind,
+    masks_edges,
     one_kind,
     only_first,
     to_rows,
@@ -171,14 +172,6 @@ def _is_plain_index(item: Any) -> bool:
     return plain and item.dim() == 1 and item.dtype == torch.int64
 
 
-def _masks_edges(x: ShardTensor, item: Any) -> bool:
-    """x[mask] or x[mask, ...] with a condition on edges: which of them are left does not depend on their order."""
-    mask, rest = (item[0], item[1:]) if isinstance(item, tuple) and item else (item, ())
-    masked = isinstance(mask, ShardTensor) and mask.dtype == torch.bool and mask.dim() == 1
-    plain = all(i is Ellipsis or isinstance(i, (int, slice)) for i in rest)
-    return masked and plain and not x._role.is_atoms and kind(mask) is kind(x) and x._row_dim == 0
-
-
 @register("getitem", when="rows, other dimensions than theirs", does="keeps the role", predicate=first_has_rows)
 def getitem(call: Call):
     x, item = call.args
@@ -188,7 +181,7 @@ def getitem(call: Call):
         refusal = call.refuse("it picks atoms or edges by a list of rows that is not 0, 1, ..., n - 1")
         x._meta.require((to_local(item[0]) == expected).all(), refusal)
         return keep(call, call.run(), 0)
-    if _masks_edges(x, item):
+    if x._row_dim == 0 and not x._role.is_atoms and masks_edges(kind(x), item):
         return keep(call, call.run(), 0)
     place = rows.after_basic_index(item, x.shape, x._row_dim)
     return keep(call, call.run(), place, "it picks single atoms or edges by their place on this rank", x._role)

@@ -17,42 +17,30 @@ from torch import Tensor
 from nvdd.dispatch import Call, call_site, register
 from nvdd.exchange import fetch
 from nvdd.handlers.carriers import of_parameters, one_kind, to_rows
+from nvdd.handlers.reads import READS, parts, read
 from nvdd.handlers.rows import positive
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
 
 _ROW_ROLES = (Role.SENDER, Role.RECEIVER, Role.EDGE_INDEX)
-_OPS = ("getitem", "index_select", "gather", "take_along_dim", "embedding")
 _MAX_CACHED = 8  # tensors that one forward reads twice are few
 
 
-def _parts(call: Call) -> tuple[Any, Any, int | None]:
-    """Source, index and dimension of a gather."""
-    if call.name == "getitem":
-        item = call.args[1]
-        return call.args[0], item[0] if isinstance(item, tuple) and item else item, 0
-    if call.name == "take_along_dim":
-        return call.arg(0, "input"), call.arg(1, "indices"), call.arg(2, "dim")
-    if call.name == "embedding":  # embedding(input=indices, weight=table)
-        return call.arg(1, "weight"), call.arg(0, "input"), 0
-    return call.arg(0, "input"), call.arg(2, "index"), call.arg(1, "dim")
-
-
 def _index_role(call: Call) -> Role | None:
-    return getattr(_parts(call)[1], "_role", None)
+    return getattr(parts(call)[1], "_role", None)
 
 
 @register(
-    *_OPS, when="by SENDER, RECEIVER or the pair, from rows that they point to",
+    *READS, when="by SENDER, RECEIVER or the pair, from rows that they point to",
     does="fetches halo rows for senders; local for receivers", predicate=lambda call: _index_role(call) in _ROW_ROLES,
 )  # fmt: skip
 def gather_by_edge(call: Call):
-    source, index, dim = _parts(call)
+    source, index, dim = parts(call)
     _check_source(call, source, index, dim)
     meta, space = index._meta, index._of
     reads_local = index._role is Role.RECEIVER or (space == "atoms" and not meta.fetches)
     rows = to_local(source) if reads_local else padded(source, meta, space, call)
-    out = _local(call, rows, to_local(index))
+    out = read(call, rows, to_local(index))
     if not isinstance(source, ShardTensor):
         return out  # of a tensor that the model made local nothing is tracked, here or further on
     if source._role is Role.SYSTEM_INDEX:
@@ -85,8 +73,8 @@ def padded(source: Tensor, meta: ShardMeta, space: str, call: Call) -> Tensor:
     """Owned and halo rows of ``source``; a tensor that one forward reads twice travels once."""
     if meta.comm.size == 1:
         return to_local(source)
-    for tensor, rows in meta.known:
-        if tensor is source:
+    for tensor, version, rows in meta.known:
+        if tensor is source and version == source._version:
             return rows
     for tensor, version, result in meta._fetched:
         # what was fetched under no_grad carries no gradient
@@ -99,31 +87,16 @@ def padded(source: Tensor, meta: ShardMeta, space: str, call: Call) -> Tensor:
     return result
 
 
-def _local(call: Call, rows: Tensor, index: Tensor) -> Tensor:
-    if call.name == "getitem":
-        item = call.args[1]
-        if not isinstance(item, tuple) and index.dim() == 1:
-            # the same as rows[index]; its backward adds rows, where that of indexing sorts them first (on a GPU)
-            return torch.index_select(rows, 0, index)
-        return call.run(rows, (index, *item[1:]) if isinstance(item, tuple) else index)
-    if call.name == "embedding":
-        rest = {k: v for k, v in call.kwargs.items() if k not in ("input", "weight")}
-        return call.run(index, rows, *call.args[2:], **rest)
-    if call.name == "take_along_dim":
-        return call.run(rows, index, 0)
-    return call.run(rows, 0, index)
-
-
 @register(
-    *_OPS, when="by SYSTEM_INDEX, from per-system values", does="a broadcast; its adjoint sums over ranks",
+    *READS, when="by SYSTEM_INDEX, from per-system values", does="a broadcast; its adjoint sums over ranks",
     predicate=lambda call: _index_role(call) is Role.SYSTEM_INDEX,
 )  # fmt: skip
 def gather_by_system(call: Call):
-    source, index, dim = _parts(call)
+    source, index, dim = parts(call)
     role = getattr(source, "_role", None)
     if role is Role.COUNT:  # what a number of atoms is read for by atom is a computation with it
         source, role = source._total, Role.SYSTEM
-    if not _first(dim, source) or (role is not None and role not in (Role.SYSTEM, Role.ANCHOR)):
+    if not _first(dim, source) or role not in (None, Role.SYSTEM):
         raise call.refuse("a system index reads rows of per-system values")
     if role is None and source.requires_grad and not of_parameters(source):
         raise call.refuse(
@@ -133,9 +106,7 @@ def gather_by_system(call: Call):
     rows = to_local(source)
     if role is Role.SYSTEM:
         rows = to_rows(rows, index._meta, "gather by system")
-    out = _local(call, rows, to_local(index))
-    if role is Role.ANCHOR:
-        return promote(out, Role.ANCHOR, index._meta)
+    out = read(call, rows, to_local(index))
     return promote(out, index._entry, index._meta, index._row_dim)
 
 
@@ -145,19 +116,19 @@ def _first(dim: int | None, source: Tensor) -> bool:
 
 
 def _is_look_up(call: Call) -> bool:
-    source, index, _ = _parts(call)
+    source, index, _ = parts(call)
     if not isinstance(index, ShardTensor) or not index._role.has_rows or call.name == "gather":
         return False
     integer = not index.dtype.is_floating_point and index.dtype is not torch.bool
     return integer and getattr(source, "_role", Role.SYSTEM) is Role.SYSTEM
 
 
-@register(*_OPS, when="by a per-atom or per-edge integer, from a table", does="row by row", predicate=_is_look_up)
+@register(*READS, when="by a per-atom or per-edge integer, from a table", does="row by row", predicate=_is_look_up)
 def look_up(call: Call):
-    source, index, dim = _parts(call)
+    source, index, dim = parts(call)
     if call.has(*_ROW_ROLES) or not _first(dim, source):
         raise call.refuse("a look-up along another dimension than the first, or by edge indices as well")
     rows = to_local(source)
     if isinstance(source, ShardTensor):
         rows = to_rows(rows, index._meta, "look-up by atom")
-    return promote(_local(call, rows, to_local(index)), one_kind(call), index._meta, index._row_dim)
+    return promote(read(call, rows, to_local(index)), one_kind(call), index._meta, index._row_dim)

@@ -11,8 +11,9 @@ from nvdd.shard_tensor import ShardTensor, like, promote
 _ATTRIBUTES = (
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "grad_fn", "is_leaf", "is_cuda", "is_cpu",
     "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_meta", "is_nested", "names", "itemsize", "nbytes", "output_nr",
-    "_version", "_backward_hooks", "_base", "is_mkldnn", "is_sparse_csr", "is_mtia", "name", "retains_grad",
+    "_version", "_backward_hooks", "_post_accumulate_grad_hooks", "_base", "is_mkldnn", "is_sparse_csr", "is_mtia", "name", "retains_grad",
 )  # fmt: skip
+_SETTABLE = ("requires_grad", "grad", "_backward_hooks", "_post_accumulate_grad_hooks")  # by autograd, too
 _METHODS = (
     "size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "is_contiguous",
     "is_floating_point", "is_complex", "is_signed", "is_inference", "get_device", "data_ptr", "is_same_size",
@@ -22,7 +23,7 @@ _METHODS = (
 
 
 @register(
-    *(f"get:{a}" for a in _ATTRIBUTES), *_METHODS, "set:requires_grad", "set:grad",
+    *(f"get:{a}" for a in _ATTRIBUTES), *_METHODS, *(f"set:{a}" for a in _SETTABLE),
     when="any role", does="answered by this rank's tensor", predicate=lambda call: True,
 )  # fmt: skip
 def local_answer(call: Call):
@@ -75,8 +76,8 @@ def allocate_like(call: Call):
     role = model._role
     if role is Role.COUNT:
         return promote(call.run(), Role.SYSTEM, model._meta)
-    if role is Role.ANCHOR:  # zeros in the shape of a stand-in are ordinary per-atom zeros
-        role = model._meta.atom_role
+    if role is Role.ANCHOR:  # zeros in the shape of a stand-in are ordinary zeros
+        role = {"positions": model._meta.atom_role, "cell": Role.SYSTEM, "shifts": Role.EDGE}[model._of]
     elif role is Role.SYSTEM_INDEX:
         role = model._entry
     return like(call.run(), model, role=role)

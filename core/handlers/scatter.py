@@ -121,7 +121,7 @@ def scatter_to_receivers(call: Call):
     if index._of != "atoms" or not meta.corrects or meta.comm.size == 1:
         value = to_local(call.run())
         value = None if call.inplace else value
-    elif how == "sum" and at == 0:
+    elif how == "sum" and at == 0 and call.kwargs.get("include_self", True):
         zeros = torch.zeros_like(to_local(target))
         value = to_local(target) + correct(_local(call, zeros, 0, to_local(index), source, how), meta.plan, call.name)
     else:
@@ -151,7 +151,7 @@ def scatter_to_senders(call: Call):
     _check_rows_written(call, source, index)
     _check_target(call, target, meta.rows_of(space), space)
     plan, plain, rows = meta.plan_of(space), to_local(target), to_local(index)
-    include_self = call.arg(5, "include_self", True)
+    include_self = call.kwargs.get("include_self", True)
     site = f"{call.name} over senders"
     start = plain[: plan.n_owned]
     empty = start.new_zeros(plan.n_padded, *plain.shape[1:])
@@ -159,13 +159,11 @@ def scatter_to_senders(call: Call):
     def total(values: Any) -> Tensor:
         return fold(_local(call, empty, 0, rows, values, "sum"), plan, site)
 
-    if how == "sum":
+    if how == "sum" and include_self:
         owned = start + total(source)
-    elif how == "mean":
+    elif how in ("sum", "mean"):
         count = total(torch.ones_like(to_local(source)))
-        summed = total(source) + (start if include_self else 0)
-        count = count + 1 if include_self else count
-        owned = torch.where(count > 0, summed / count.clamp(min=1), start)
+        owned = _sum_or_mean(start, total(source), count, how, include_self)
     else:
         best = _local(call, _worst(empty, how), 0, rows, to_local(source).detach(), how)
         best = fold_extremum(best, plan, how, site)
@@ -174,6 +172,14 @@ def scatter_to_senders(call: Call):
     if space == "atoms" and not meta.fetches:
         owned = fetch(owned, plan, site + ", forward")
     return _result(owned, call, target, source, meta.role_of(space), meta, 0)
+
+
+def _sum_or_mean(start: Tensor, total: Tensor, count: Tensor, how: str, include_self: bool) -> Tensor:
+    """What was there, with ``count`` values of sum ``total`` written to it."""
+    if include_self:
+        total, count = total + start, count + 1
+    out = total / count.clamp(min=1) if how == "mean" else total
+    return torch.where(count > 0, out, start)
 
 
 def _worst(like: Tensor, how: str) -> Tensor:
@@ -250,18 +256,16 @@ def scatter_to_systems(call: Call):
         values = torch.full(rows.shape, values, dtype=plain.dtype, device=plain.device)
     if index._entry.is_atoms:  # a phantom and halo rows count nowhere
         rows, values = rows.narrow(dim, 0, meta.n_counted), values.narrow(dim, 0, meta.n_counted)
-    include_self = call.arg(5, "include_self", True)
+    include_self = call.kwargs.get("include_self", True)
     site = f"{call.name} by system"
 
     def total(v: Tensor) -> Tensor:
         return sum_over_ranks(_local(call, torch.zeros_like(plain), dim, rows, v, "sum"), meta.comm, site)
 
-    if how == "sum":
+    if how == "sum" and include_self:
         out = plain + total(values)
-    elif how == "mean":
-        count = total(torch.ones_like(values)) + (1 if include_self else 0)
-        summed = total(values) + (plain if include_self else 0)
-        out = torch.where(count > 0, summed / count.clamp(min=1), plain)
+    elif how in ("sum", "mean"):
+        out = _sum_or_mean(plain, total(values), total(torch.ones_like(values)), how, include_self)
     elif how == "prod":
         shares = gather_shares(_local(call, torch.ones_like(plain), dim, rows, values, "prod"), meta.comm, site)
         touched = total(torch.ones_like(values)) > 0

@@ -18,7 +18,7 @@ from nvdd.handlers.count import make_count
 from nvdd.model_config import EdgeLayout
 from nvdd.roles import Role, ShardMeta
 from nvdd.runtime.graph import LocalGraph
-from nvdd.shard_tensor import promote
+from nvdd.shard_tensor import promote, to_local
 
 
 def _index_pair(graph: LocalGraph, layout: EdgeLayout, meta: ShardMeta) -> Tensor:
@@ -37,8 +37,8 @@ def _local_batch(batch: Batch, graph: LocalGraph, meta: ShardMeta, dtype: torch.
         return value.to(dtype) if value.is_floating_point() else value
 
     def own(padded: Tensor) -> Tensor:
-        mine = promote(padded[: meta.n_rows], meta.atom_role, meta)
-        meta.known.append((mine, padded))  # inputs are the same on every rank: nothing need be fetched
+        mine = promote(padded[: meta.n_rows].clone(), meta.atom_role, meta)  # the model may change it in place
+        meta.known.append((mine, mine._version, padded))  # every rank has all inputs: nothing need be fetched
         return mine
 
     local = Batch(
@@ -65,6 +65,10 @@ def _count(system: Tensor, n_systems: int) -> Tensor:
     return torch.bincount(system, minlength=n_systems)
 
 
+def _stand_in(value: Tensor, meta: ShardMeta, of: str) -> Tensor:
+    return promote(value, Role.ANCHOR, meta, of=of)
+
+
 class EdgeVectorLeaf:
     """The energy is a function of edge vectors: pair forces f = dE/dr give everything.
 
@@ -88,10 +92,10 @@ class EdgeVectorLeaf:
             graph,
             meta,
             dtype,
-            positions=promote(torch.zeros(meta.n_rows, 3, dtype=dtype, device=device), Role.ANCHOR, meta),
-            cell=promote(eye, Role.ANCHOR, meta),
+            positions=_stand_in(torch.zeros(meta.n_rows, 3, dtype=dtype, device=device), meta, "positions"),
+            cell=_stand_in(eye, meta, "cell"),
             neighbor_list=_index_pair(graph, layout, meta),
-            neighbor_list_shifts=vectors,
+            neighbor_list_shifts=_stand_in(to_local(vectors), meta, "shifts"),
             edge_vectors=vectors,
             edge_layout=layout,
         )

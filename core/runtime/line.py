@@ -95,8 +95,8 @@ def invite(one_host: bool) -> tuple[socket.socket, Invitation]:
     hosts = [os.environ.get("MASTER_ADDR", ""), socket.getfqdn(), socket.gethostname()]
     with contextlib.suppress(OSError):
         hosts.append(socket.gethostbyname(socket.gethostname()))
-    hosts = ["127.0.0.1"] if one_host else [host for host in hosts if host and not host.startswith("127.")]
-    return server, Invitation(tuple(dict.fromkeys(hosts)), server.getsockname()[1], secrets.token_bytes(16))
+    hosts = ["127.0.0.1"] if one_host else [host for host in dict.fromkeys(hosts) if host]
+    return server, Invitation(tuple(hosts), server.getsockname()[1], secrets.token_bytes(16))
 
 
 class _Peer:
@@ -107,8 +107,6 @@ class _Peer:
         self.heard = time.monotonic()
         self.phase = "setup"
         self.doing: tuple[int, str] | None = None
-        self.backlog = False  # something is queued that the socket did not take yet
-        self.watched = _READ
         self.gone = False
         self.left: float | None = None  # calls that it had made when it left in good order
         self._tail = b""
@@ -152,6 +150,7 @@ class Line:
         self.calls = 0  # begun on this rank
         self.closing = False
         self._verdict: Verdict | None = None
+        self._waiting: queue.SimpleQueue[_Peer] = queue.SimpleQueue()  # their sockets did not take all yet
         self._lock = threading.RLock()
         self._known = threading.Condition(self._lock)
         self._wake_in, self._wake_out = socket.socketpair()
@@ -174,9 +173,9 @@ class Line:
             return
         with self._lock, contextlib.suppress(EOFError, OSError):  # a death shows on the reading side
             peer.channel.queue(body)
-            peer.backlog = not peer.channel.flush()
-        if peer.backlog:
-            self._wake()
+            if not peer.channel.flush():
+                self._waiting.put(peer)
+                self._wake()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # full: it is awake
@@ -243,11 +242,10 @@ class Line:
     def _listen(self) -> None:
         next_beat = 0.0
         while not self.closing:
-            for peer in self.peers.values():
-                wanted = _READ | (_WRITE if peer.backlog else 0)
-                if not peer.gone and wanted != peer.watched:
-                    self._selector.modify(peer.channel, wanted, peer)
-                    peer.watched = wanted
+            while not self._waiting.empty():
+                peer = self._waiting.get()
+                if not peer.gone:
+                    self._selector.modify(peer.channel, _READ | _WRITE, peer)
             for key, events in self._selector.select(self._patience(next_beat - time.monotonic())):
                 if key.data is None:
                     self._wake_out.recv(1 << 12)
@@ -259,6 +257,7 @@ class Line:
                 beat = pickle.dumps(("beat", self.phase, self.doing()))
                 for peer in self.peers.values():
                     self._send(peer, beat)
+                self._at_beat(now)
             self._tick(now)
             self.watchdog.tick()
 
@@ -269,7 +268,8 @@ class Line:
         try:
             if events & _WRITE:
                 with self._lock:
-                    peer.backlog = not peer.channel.flush()
+                    if peer.channel.flush():
+                        self._selector.modify(peer.channel, _READ, peer)
             messages = peer.channel.receive() if events & _READ else ()
         except (EOFError, OSError):
             if not peer.gone:
@@ -290,6 +290,9 @@ class Line:
                     self.left_early(peer.place.rank)
             else:
                 self._handle(peer, word, *rest)
+
+    def _at_beat(self, now: float) -> None:
+        pass
 
     def _tick(self, now: float) -> None:
         pass
@@ -421,10 +424,12 @@ class Hub(Line):
         pending = self._settled_at - time.monotonic() if self._reports and self._verdict is None else until_beat
         return max(0.0, min(until_beat, pending))
 
-    def _tick(self, now: float) -> None:
+    def _at_beat(self, now: float) -> None:
         for peer in self.peers.values():
             peer.read_phases()
         self._look_for_deadlock(now)
+
+    def _tick(self, now: float) -> None:
         with self._lock:
             if not self._reports or self._verdict is not None:
                 return
@@ -448,6 +453,8 @@ class Hub(Line):
             self._note(Failure(rank, self.peers[rank].phase, cause))
 
     def _decide(self) -> None:
+        for peer in self.peers.values():
+            peer.read_phases()
         found = [failure for failure, _ in self._reports]
         limit = next((limit for _, limit in self._reports if limit is not None), None)
         if limit is not None and failures.primary(found).blame is Blame.BACKEND:

@@ -154,6 +154,7 @@ CASES = {
         "index_add alpha by system": lambda w: w.sv.index_add(0, w.batch, w.x, alpha=3),
         "scatter a number by system": lambda w: w.s * w.zeros(w.n_systems).scatter(0, w.batch, 1.0, reduce="add"),
         "ones by system": lambda w: w.s / w.zeros(w.n_systems).index_add(0, w.batch, torch.ones(w.n, dtype=torch.float64)),
+        "sum by system without self": _reduce("sum", "batch", 0.5, rows="x", include_self=False),
         "mean by system": _reduce("mean", "batch", 0.5, rows="x"),
         "mean by system without self": _reduce("mean", "batch", 0.5, rows="x", include_self=False),
         "amax by system": _reduce("amax", "batch", 0.5, rows="x"),
@@ -230,8 +231,8 @@ del REFUSED["atoms written by edges"]
 
 
 def _plus_equals(w, index):
-    out = w.zeros(w.n, 3)
-    out[index] += w.e[:1, :1].sum() if index is w.batch else 1.0
+    out = w.zeros(w.n_systems if index is w.batch else w.n, 3)
+    out[index] += 1.0
 
 
 @pytest.mark.parametrize("kind,name", [(kind, name) for kind in CASES for name in CASES[kind]])

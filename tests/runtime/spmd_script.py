@@ -104,7 +104,8 @@ def main(scenario: str, mode: str) -> None:
 
 
 def say(*words: Any) -> None:
-    print(*words, flush=True)
+    sys.stdout.write(" ".join(map(str, words)) + "\n")  # at once: other ranks write too
+    sys.stdout.flush()
 
 
 def attempt(action: Any, *arguments: Any, **options: Any) -> Any:

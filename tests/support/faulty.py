@@ -1,4 +1,4 @@
-"""A Lennard-Jones model in which a fault is planted: what, on which rank, in which phase, in which call."""
+"""Models in which a fault is planted: what, on which rank, in which phase, the how-manieth time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ FAULTS = ("kill", "raise", "memory", "stop", "skip")
 PHASES = ("partition", "plan", "forward", "backward", "consolidate")
 
 
-class Faulty(LennardJonesModelWrapper):
+class Planted:
     """Fails when phase ``phase`` begins for the ``call``-th time (from 1) on rank ``rank``."""
 
-    def __init__(self, fault: str, phase: str, rank: int, call: int) -> None:
-        super().__init__(epsilon=0.0104, sigma=3.4, cutoff=8.5)
-        self.plan = (fault, phase, rank, call)
+    plan: tuple[str, str, int, int]
 
     def distributed_setup(self, ctx: Any) -> None:
         """Listens to the phases that the framework reports."""
@@ -54,3 +52,24 @@ class Faulty(LennardJonesModelWrapper):
                 return send.new_zeros((sum(recv_counts), *send.shape[1:]))
 
             comm.exchange = skip_once
+
+
+class Faulty(Planted, LennardJonesModelWrapper):
+    """Lennard-Jones argon with a planted fault."""
+
+    def __init__(self, fault: str, phase: str, rank: int, call: int) -> None:
+        super().__init__(epsilon=0.0104, sigma=3.4, cutoff=8.5)
+        self.plan = (fault, phase, rank, call)
+
+
+def faulty_mace(fault: str, phase: str, rank: int, call: int):
+    """A small random MACE for argon with a planted fault: several exchanges a step."""
+    from builders import random_mace
+    from nvdd.models.mace import MACEWrapper
+
+    class FaultyMACE(Planted, MACEWrapper):
+        pass
+
+    model = FaultyMACE(random_mace(elements=(18,), r_max=5.0)).requires_grad_(False)
+    model.plan = (fault, phase, rank, call)
+    return model

@@ -1,4 +1,7 @@
-"""Runs a script as a user does: under python, torchrun, mpirun, or a stand-in for srun; never longer than a limit."""
+"""Runs a script as a user does, never longer than a limit.
+
+Launchers: ``"python"``, ``"torchrun"``, ``"mpirun"``, ``"srun"`` (processes with the variables that it sets), ``"env"``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import itertools
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +28,7 @@ _steps = itertools.count(random.randrange(1 << 20))
 
 @dataclass
 class Run:
-    """How a run ended: exit status of the launcher (srun: of every task), what was printed, and how long it took."""
+    """How a run ended: exit status of the launcher (srun, env: of every task), what was printed, and how long it took."""
 
     codes: list[int]
     out: str
@@ -90,6 +94,11 @@ def _commands(launcher: str, n: int, command: Sequence[str]) -> list[tuple[Seque
     if launcher == "srun":
         step = next(_steps)
         return [(command, slurm(rank, n, step)) for rank in range(n)]
+    if launcher == "env":  # what scripts for other launchers set
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        address = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return [(command, {"RANK": str(rank), **address}) for rank in range(n)]
     raise ValueError(launcher)
 
 

@@ -1,6 +1,7 @@
 """Operations on ShardTensors over ranks against the same operations on plain tensors in one process.
 
-A test module has ``CASES``: kind of result -> name -> function of a `World`; and ``REFUSED``: name -> (function,
+A test module has ``CASES``: kind of result -> name -> function of a `World` (a name that ends with ", once" has no
+second derivative in torch); and ``REFUSED``: name -> (function,
 operation that the error names). `table` runs all of a module's cases on all partitions, once; `check` and
 `check_refused` judge one of them: values, roles, first and second derivatives by every leaf.
 """
@@ -175,10 +176,12 @@ def _weights(shape: tuple[int, ...], phase: float) -> Tensor:
     return torch.sin(torch.arange(count, dtype=torch.float64) * 1.3 + phase).reshape(shape) + 0.1
 
 
-def _derivatives(loss: Tensor, leaves: dict[str, Tensor], seed: Any) -> list[dict[str, Tensor]]:
+def _derivatives(
+    loss: Tensor, leaves: dict[str, Tensor], seed: Any, orders: tuple[int, ...]
+) -> list[dict[str, Tensor]]:
     """First derivatives of ``loss`` by the leaves, and those of a sum of them with weights."""
     out, value = [], loss
-    for order in (1, 2):
+    for order in orders:
         if not value.requires_grad:
             break
         found = torch.autograd.grad(value, list(leaves.values()), create_graph=order == 1, allow_unused=True)
@@ -189,7 +192,11 @@ def _derivatives(loss: Tensor, leaves: dict[str, Tensor], seed: Any) -> list[dic
     return out
 
 
-def run_plain(function: Any, row_dim: int = 0) -> dict[str, Any]:
+def _orders(name: str) -> tuple[int, ...]:
+    return (1,) if name.endswith(", once") else (1, 2)
+
+
+def run_plain(function: Any, name: str) -> dict[str, Any]:
     """A case in one process."""
     world = plain_world()
     out = function(world)
@@ -197,11 +204,13 @@ def run_plain(function: Any, row_dim: int = 0) -> dict[str, Any]:
     if out.dtype.is_floating_point and out.requires_grad:
         loss = (out * _weights(tuple(out.shape), 0.7)).sum()
         seed = lambda name, g: (g * _weights(tuple(g.shape), 0.2)).sum()
-        result["grads"] = _derivatives(loss, world.leaves, seed)
+        result["grads"] = _derivatives(loss, world.leaves, seed, _orders(name))
     return result
 
 
-def run_on_rank(part: Part, kind: str, function: Any, row_dim: int, shape: tuple[int, ...]) -> dict[str, Any]:
+def run_on_rank(
+    part: Part, kind: str, function: Any, name: str, row_dim: int, shape: tuple[int, ...]
+) -> dict[str, Any]:
     """A case on one rank; ``shape`` is that of the whole result."""
     world, meta = part.world(), part.meta
     out = function(world)
@@ -227,7 +236,7 @@ def run_on_rank(part: Part, kind: str, function: Any, row_dim: int, shape: tuple
                 return (g[: meta.n_counted] * weights[part.ids]).sum()
             return (g * (weights[part.edges] if LEAVES[name] == "edges" else weights)).sum()
 
-        result["grads"] = _derivatives(loss, world.leaves, seed)
+        result["grads"] = _derivatives(loss, world.leaves, seed, _orders(name))
     return result
 
 
@@ -242,7 +251,7 @@ def run_table(comm: Communicator, file: str, policy: str) -> dict[str, Any]:
         for name, function in cases.items():
             try:
                 shape = tuple(shapes[name]["value"].shape)
-                out["cases"][name] = run_on_rank(part, kind, function, int(at or 0), shape)
+                out["cases"][name] = run_on_rank(part, kind, function, name, int(at or 0), shape)
             except Exception as error:
                 out["cases"][name] = {"error": f"{type(error).__name__}: {error}"}
     for name, (function, _) in getattr(module, "REFUSED", {}).items():
@@ -262,7 +271,7 @@ def _plain_table(file: str) -> dict[str, Any]:
     for cases in getattr(_module_from(file), "CASES", {}).values():
         for name, function in cases.items():
             try:
-                out[name] = run_plain(function)
+                out[name] = run_plain(function, name)
             except Exception as error:  # reported by the test of this case
                 out[name] = {"error": f"{type(error).__name__}: {error}", "value": torch.zeros(0)}
     return out
