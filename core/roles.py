@@ -81,6 +81,15 @@ class ShardMeta:
         if self._required and not bool(torch.stack([c for c, _ in self._required]).all()):
             raise next(error for condition, error in self._required if not condition)
 
+    def release(self) -> None:
+        """Lets go of the tensors of a forward that has ended.
+
+        They refer to this object, so that they, and the autograd graph behind them, would else stay until Python
+        next looks for cycles: that is some steps of memory.
+        """
+        for kept in (self.known, self._fetched, self._required):
+            kept.clear()
+
     @property
     def comm(self) -> Communicator:
         """The ranks."""

@@ -17,7 +17,7 @@ from nvdd.model_config import EdgeLayout, NeighborListFormat
 from nvdd.partition import SpatialPartitioner
 from nvdd.policy import HaloStoragePolicy
 from nvdd.roles import ShardMeta
-from nvdd.runtime.graph import GraphBuilder
+from nvdd.runtime.graph import GraphBuilder, LocalGraph
 from nvdd.runtime.leaves import EdgeVectorLeaf, PositionLeaf
 from nvdd.runtime.outputs import DistributedOutputs, Energy, check_roles, sum_systems
 from nvdd.shard_tensor import to_local
@@ -142,21 +142,35 @@ class DistributedModel:
             if create_graph and batch.positions.requires_grad:
                 device = self.comm.device
                 graph = graph.differentiable(batch.positions.to(device), batch.cell.to(device))
-            leaf_type = EdgeVectorLeaf if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS else PositionLeaf
-            leaf = leaf_type(batch, graph, meta, self.layout, self.wrapper.dtype)
-            self._phase("forward")
-            raw = self.wrapper(leaf.batch)
-            meta.settle()
-            check_roles(raw, self.spec, meta)
-            energy = Energy.of(raw, self.spec, meta, graph.topology.system)
-            self._phase("backward")
-            derived = self._derive(leaf, energy, raw, wanted, create_graph)
-            self._phase("consolidate")
-            values = self._consolidate(volumes, meta, graph.topology.system, raw, energy, derived, wanted)
-            if not create_graph:
-                values = {name: value.detach() for name, value in values.items()}
-            self._phase(None)
-            return DistributedOutputs(graph.topology.ids, values, meta.n_halo, graph.receiver.shape[0])
+            try:
+                return self._evaluate(batch, graph, meta, volumes, wanted, create_graph)
+            finally:
+                meta.release()
+
+    def _evaluate(
+        self,
+        batch: Batch,
+        graph: LocalGraph,
+        meta: ShardMeta,
+        volumes: list[float],
+        wanted: set[str],
+        create_graph: bool,
+    ) -> DistributedOutputs:
+        leaf_type = EdgeVectorLeaf if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS else PositionLeaf
+        leaf = leaf_type(batch, graph, meta, self.layout, self.wrapper.dtype)
+        self._phase("forward")
+        raw = self.wrapper(leaf.batch)
+        meta.settle()
+        check_roles(raw, self.spec, meta)
+        energy = Energy.of(raw, self.spec, meta, graph.topology.system)
+        self._phase("backward")
+        derived = self._derive(leaf, energy, raw, wanted, create_graph)
+        self._phase("consolidate")
+        values = self._consolidate(volumes, meta, graph.topology.system, raw, energy, derived, wanted)
+        if not create_graph:
+            values = {name: value.detach() for name, value in values.items()}
+        self._phase(None)
+        return DistributedOutputs(graph.topology.ids, values, meta.n_halo, graph.receiver.shape[0])
 
     def _derive(self, leaf, energy: Energy, raw, wanted: set[str], create_graph: bool) -> dict[str, Tensor]:
         names = set()
