@@ -256,6 +256,8 @@ class Communicator:
                     dist.distributed_c10d._abort_process_group(group)
                 else:
                     dist.destroy_process_group(group)
+        del group
+        self._in_flight = None  # whose requests hold the group's connections too
 
 
 def _row_bytes(rows: Tensor) -> int:

@@ -5,7 +5,11 @@ The adjoints of exchanges and sums make them complete: the gradient of an owned 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from nvdd.dispatch import Call, register
 from nvdd.exchange import correct
@@ -21,26 +25,44 @@ def _is_autograd(call: Call) -> bool:
     "grad", when="torch.autograd.grad in a forward", does="complete gradients of owned rows", predicate=_is_autograd
 )
 def autograd_grad(call: Call):
-    outputs, inputs = call.arg(0, "outputs"), call.arg(1, "inputs")
-    many = isinstance(inputs, (tuple, list))
-    for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
+    outputs, inputs = _many(call.arg(0, "outputs")), _many(call.arg(1, "inputs"))
+    seeds = call.arg(2, "grad_outputs")
+    for output in outputs:
         role = getattr(output, "_role", None)
         if role is not Role.SYSTEM and not (role is not None and role.has_rows):
             raise call.refuse(
                 "what is differentiated is not known to be summed over ranks",
                 "Sum per-atom energies by data.batch (index_add, scatter_add) or with .sum() first",
             )
-    grads = call.run()
+    for leaf in inputs:
+        role = getattr(leaf, "_role", None)
+        if role is Role.ANCHOR:
+            raise call.refuse("positions, cell and shifts are stand-ins under ForceStrategy.EDGE_VECTORS")
+        if role is Role.SYSTEM:
+            raise call.refuse("a gradient by a per-system value inside the forward", "Let the framework derive stress")
+    if seeds is not None:
+        seeds = [_counted(seed, output) for seed, output in zip(_many(seeds), outputs, strict=True)]
+    rest = {k: v for k, v in call.kwargs.items() if k not in ("outputs", "inputs", "grad_outputs")}
+    grads = call.run(outputs, inputs, seeds, *call.args[3:], **rest)
 
     def with_role(grad, leaf):
         if grad is None or not isinstance(leaf, ShardTensor):
             return grad
-        if leaf._role is Role.ANCHOR:
-            raise call.refuse("positions and cell are stand-ins under ForceStrategy.EDGE_VECTORS")
         if leaf._role is Role.PADDED:
             grad = correct(to_local(grad), leaf._meta.plan, "gradient of padded rows")
-        elif leaf._role is Role.SYSTEM:
-            raise call.refuse("a gradient by a per-system value inside the forward", "Let the framework derive stress")
         return like(grad, leaf)
 
-    return tuple(map(with_role, grads, inputs if many else (inputs,)))
+    return tuple(map(with_role, grads, inputs))
+
+
+def _many(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
+
+
+def _counted(seed: Tensor | None, output: ShardTensor) -> Tensor | None:
+    """The seed without phantom and halo rows, which another rank counts or none."""
+    if seed is None or not output._role.is_atoms:
+        return to_local(seed)
+    counts = torch.arange(output.shape[output._row_dim], device=output.device) < output._meta.n_counted
+    shape = [-1 if d == output._row_dim else 1 for d in range(output.dim())]
+    return to_local(seed) * counts.view(shape)

@@ -362,22 +362,19 @@ class Hub(Line):
         self._note(failure, limit)
         self._wake()
 
-    def dismiss(self, code: int, patience: float, kill: bool) -> None:
-        """Tells the others to exit, and waits a little until they have hung up.
-
-        Args:
-            code: their exit status.
-            patience: s.
-            kill: end those of this host that do not: a stopped process would keep its launcher waiting.
-        """
+    def dismiss(self, code: int, patience: float) -> None:
+        """Tells the others to exit with ``code``, and waits ``patience`` seconds at most until they have hung up."""
         for peer in self.peers.values():
             peer.left = math.inf
         self.command(pickle.dumps(("exit", code)))
         give_up = time.monotonic() + patience
         while time.monotonic() < give_up and not all(peer.gone for peer in self.peers.values()):
             time.sleep(0.01)
-        for peer in self.peers.values() if kill else ():
-            if not peer.gone and peer.place.shares_host(self.here):
+
+    def kill(self, stopped_only: bool) -> None:
+        """Ends processes of this host that have not hung up: a stopped one would keep its launcher waiting."""
+        for peer in self.peers.values():
+            if not peer.gone and peer.place.shares_host(self.here) and (not stopped_only or is_stopped(peer.place)):
                 with contextlib.suppress(OSError):
                     os.kill(peer.place.pid, signal.SIGKILL)
 

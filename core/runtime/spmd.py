@@ -43,7 +43,7 @@ MODES = ("serve", "replicated")
 # s that a rank may stay in a call after another's failure; rank 0 and its like run the user's script, so they get
 # longer: what they compute ends with an exception there, once it comes to the next exchange.
 _GRACE_SERVING, _GRACE_SCRIPT = 8.0, 30.0
-_LEAVING = 2.0  # s for the others to hang up
+_LEAVING = 4.0  # s for the others to hang up
 _LAST = 5.0  # s for whatever else a process does at its end
 _DIVERGED = "spmd='replicated': the script has not done the same on all ranks"
 
@@ -415,10 +415,14 @@ class Session:
         for stream in (sys.stdout, sys.stderr):  # a launcher may end this process with the first of the others
             with contextlib.suppress(Exception):
                 stream.flush()
+        failed = self.line.verdict is not None
+        if isinstance(self.line, Hub) and failed:
+            self.line.kill(stopped_only=True)
         if self._leads:
-            failed = self.line.verdict is not None or bool(self.line.lost)
             uncaught = getattr(sys, "last_value", None) is not None
-            self.line.dismiss(int(failed and uncaught), _LEAVING, kill=failed)
+            self.line.dismiss(int(failed and uncaught), _LEAVING)
+            if failed:
+                self.line.kill(stopped_only=False)
         elif self.mode == "replicated":
             self.line.leave()
         with contextlib.suppress(Exception):
