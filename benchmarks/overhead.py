@@ -23,6 +23,7 @@ import torch
 warnings.filterwarnings("ignore")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
+OUTPUTS = ("energy", "energies", "forces", "stress")
 PHASES = ("partition", "plan", "edges", "forward", "backward", "consolidate")
 
 
@@ -104,10 +105,9 @@ def main() -> None:
         atoms = structure(name, arguments.atoms)
         wrapper = parity.wrapper(name)
         model, batch = DistributedModel(wrapper), Batch.from_atoms(atoms)
-        outputs = ("energy", "energies", "forces", "stress")
-        own, ours = interleaved([own_step(wrapper, atoms), lambda m=model, b=batch: m(b, outputs)], arguments.repeats)
+        own, ours = interleaved([own_step(wrapper, atoms), lambda m=model, b=batch: m(b, OUTPUTS)], arguments.repeats)
         with dispatch_trace() as trace:
-            out = model(batch, outputs)
+            out = model(batch, OUTPUTS)
         parity.STRUCTURES["benchmark"] = lambda a=atoms: a
         parity.structure.cache_clear()
         parity.reference.cache_clear()

@@ -71,7 +71,7 @@ class AtomicData:
         for name, value in atoms.info.items():
             numeric = isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
             if numeric or type(value) in (bool, int, float):
-                system_fields[name] = torch.as_tensor(np.asarray(value))  # a float is float64, as in ASE
+                system_fields[name] = torch.tensor(np.asarray(value))  # a float is float64, as in ASE
             else:
                 other_info[name] = copy.deepcopy(value)
         extras = {

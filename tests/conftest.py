@@ -32,3 +32,24 @@ def ranks():
     pool = RankPool(4)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def evaluated_toys(ranks):
+    """What each rank finds for some `toys`, all in one call of the pool, once a session."""
+    from functools import cache
+
+    import toys
+
+    @cache
+    def evaluate(names, world_size, structure, policy):
+        try:
+            return ranks.run(world_size, toys.on_rank, list(names), structure, policy)
+        except Exception:  # one at a time, so that one that fails does not take the others along
+            return [{}] * world_size
+
+    def one(names, world_size, structure, policy, name):
+        parts = evaluate(names, world_size, structure, policy)
+        return parts if name in parts[0] else ranks.run(world_size, toys.on_rank, [name], structure, policy)
+
+    return one

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ase.io import read
+
 from launching import MPIRUN, Run, run
 
 SCRIPT = Path(__file__).with_name("spmd_ase_script.py")

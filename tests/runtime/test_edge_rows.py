@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import bond_models
 import numpy as np
 import pytest
 import torch
 
+import bond_models
 import parity
 from nvdd import Batch, DistributedModel, DomainConfig, dispatch_trace
 from nvdd.communicator import Communicator

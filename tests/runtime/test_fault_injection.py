@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 from ase.build import bulk
-from faulty import FAULTS, PHASES
 
+from faulty import FAULTS, PHASES
 from nvdd.errors import RankError
 from nvdd_ase import NVDDCalculator
 

@@ -7,8 +7,8 @@ import types
 from datetime import timedelta
 
 import pytest
-from launching import slurm
 
+from launching import slurm
 from nvdd.errors import InputError, MissingDependencyError, NvddError
 from nvdd.runtime import launcher
 from nvdd.runtime.launcher import Launch, detect, first_host
