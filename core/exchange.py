@@ -81,6 +81,16 @@ class _Shared(Function):
         return grad * (1.0 if ctx.comm.rank == 0 else 0.0), None, None
 
 
+class _CountedOnce(Function):
+    @staticmethod
+    def forward(ctx, value: Tensor, comm: Communicator) -> Tensor:
+        return value.clone() if comm.rank == 0 else torch.zeros_like(value)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return grad, None  # of the sum, which all ranks have alike, as they have the value
+
+
 def fetch(owned: Tensor, plan: ExchangePlan, site: str = "fetch") -> Tensor:
     """(n_owned, ...) -> (n_padded, ...): owned rows followed by the halo rows from their owners."""
     _check_rows(owned, plan.n_owned, "owned", plan)
@@ -142,6 +152,11 @@ def shared(value: Tensor, comm: Communicator, site: str = "parameter") -> Tensor
     the same gradient everywhere, which the sum must count once.
     """
     return _Shared.apply(value, comm, site)
+
+
+def counted_once(value: Tensor, comm: Communicator) -> Tensor:
+    """A share of each rank, to be summed over ranks, of a value that all have alike."""
+    return _CountedOnce.apply(value, comm)
 
 
 def _check_rows(tensor: Tensor, rows: int, what: str, plan: ExchangePlan) -> None:

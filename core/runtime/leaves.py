@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nvdd.data import Batch
-from nvdd.exchange import broadcast, fetch, fold_packed
+from nvdd.exchange import broadcast, counted_once, fetch, fold_packed
 from nvdd.handlers.count import make_count
 from nvdd.model_config import EdgeLayout
 from nvdd.roles import Role, ShardMeta
@@ -163,7 +163,7 @@ class PositionLeaf:
         )
 
     def derive(self, energy: Tensor, wanted: set[str], create_graph: bool) -> dict[str, Tensor]:
-        """forces (n_owned, 3) and virial (n_systems, 3, 3), which is the same on every rank already."""
+        """forces (n_owned, 3) and virial (n_systems, 3, 3; the same on every rank, given as this rank's share)."""
         leaves = {"forces": self.leaf, "virial": self.strain}
         names = [name for name in leaves if name in wanted]
         if not names:
@@ -174,9 +174,8 @@ class PositionLeaf:
         out = {name: g.to(torch.float64) for name, g in zip(names, found, strict=True)}
         if "forces" in out:
             out["forces"] = -out["forces"]
-        if "virial" in out and self.meta.comm.rank != 0:
-            # the sum over ranks that follows must count a replicated value once
-            out["virial"] = torch.zeros_like(out["virial"])
+        if "virial" in out:
+            out["virial"] = counted_once(out["virial"], self.meta.comm)
         return out
 
 

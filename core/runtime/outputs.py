@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nvdd.errors import DistributedOpError
-from nvdd.exchange import sum_over_ranks
+from nvdd.exchange import counted_once, sum_over_ranks
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, to_local
 from nvdd.specs import MLIPSpec, OutputKind, OutputSpec, Reduce
@@ -109,9 +109,7 @@ class Energy:
             raise DistributedOpError(f"energy has shape {tuple(outputs['energy'].shape)} for {meta.n_systems} systems")
         declared = spec.outputs.get("energy", OutputSpec(OutputKind.PER_GRAPH))
         replicated = isinstance(outputs["energy"], ShardTensor) and declared.reduce is not Reduce.ALL_REDUCE
-        # a value that all ranks have alike is counted by one of them
-        share = energy if not replicated or meta.comm.rank == 0 else torch.zeros_like(energy)
-        return cls(energy.sum(), share, None)
+        return cls(energy.sum(), counted_once(energy, meta.comm) if replicated else energy, None)
 
 
 def sum_systems(parts: dict[str, Tensor], meta: ShardMeta) -> dict[str, Tensor]:
