@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launching import MPIRUN, Run, run
 
+from launching import MPIRUN, Run, run
 from nvdd.runtime.meeting import Place, announce, set_threads
 from nvdd.runtime.watchdog import Watchdog
 
