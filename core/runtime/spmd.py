@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import importlib
 import itertools
 import logging
@@ -19,7 +18,6 @@ import math
 import os
 import pickle
 import queue
-import signal
 import sys
 import threading
 import time
@@ -33,9 +31,13 @@ import numpy as np
 from ..errors import CommunicationError, InputError, NvddError, RankError
 from . import failures
 from .agreement import check_alike
+from .greeting import invite
+from .hub import Hub
 from .launcher import Launch
-from .line import Hub, Limit, Spoke, Verdict, invite
-from .meeting import Meeting, Place
+from .meeting import Meeting
+from .serving import serve
+from .spoke import Spoke
+from .verdict import Limit, Verdict
 from .watchdog import Watchdog
 
 log = logging.getLogger("nvdd")
@@ -44,7 +46,6 @@ MODES = ("serve", "replicated")
 # longer: what they compute ends with an exception there, once it comes to the next exchange.
 _GRACE_SERVING, _GRACE_SCRIPT = 8.0, 30.0
 _LEAVING = 4.0  # s for the others to hang up
-_LAST = 5.0  # s for whatever else a process does at its end
 _DIVERGED = "spmd='replicated': the script has not done the same on all ranks"
 
 Number = tuple[int, int]  # of a call, and of the service that it starts: generation, count
@@ -74,7 +75,7 @@ def join(launch: Launch, mode: str, timeout: float | None) -> Session:
     if _session is None:
         _session = Session(launch, mode, timeout)
     if mode == "serve" and launch.rank > 0:
-        _session.serve()
+        serve(_session)
     return _session
 
 
@@ -95,7 +96,7 @@ class Session:
             raise InputError(f"spmd must be the same on all ranks; it is {modes}")
         self.launch, self.mode = launch, mode
         self.arrays: dict[Number, dict[str, np.ndarray]] = {}
-        self._serving = mode == "serve" and launch.rank > 0
+        self.serving = mode == "serve" and launch.rank > 0
         self._pid = os.getpid()
         self._comms: dict[str, tuple[Any, list[str]]] = {}
         self._services: dict[Number, Any] = {}
@@ -104,7 +105,7 @@ class Session:
         self._lock = threading.Lock()
         self._raised: Verdict | None = None
         self._deadline = math.inf
-        self._watchdog = Watchdog(self._abort, self._end, _GRACE_SERVING if self._serving else _GRACE_SCRIPT)
+        self._watchdog = Watchdog(self._abort, self._end, _GRACE_SERVING if self.serving else _GRACE_SCRIPT)
         invitation, places = self.meeting.notices[0][1], self.meeting.places
         self.line: Hub | Spoke
         if launch.rank == 0:
@@ -113,7 +114,7 @@ class Session:
             self.line = Spoke(invitation, places[0], self.meeting.here, self._watchdog, limit)
         self.line.doing = self._doing
         self.line.start()
-        self._phase("idle")
+        self.phase("idle")
         atexit.register(self.leave)
 
     # -- for the script
@@ -169,90 +170,27 @@ class Session:
                     raise InputError(f"the argument of {what} can't be pickled: {error}") from error
                 self.line.command(body)
             try:
-                return self._perform(*order, kwargs=kwargs)
+                return self.perform(*order, kwargs=kwargs)
             finally:
-                self._phase("idle")
+                self.phase("idle")
 
     def _ready(self) -> None:
         """Raises what happened since the last call; begins another generation if that has been raised."""
         verdict = self.line.verdict
         if verdict is not None and verdict is not self._raised:
             self._raised = verdict
-            self._shut()
+            self.shut()
             raise failures.to_error(verdict.failures, self.launch.size)
         gone = sorted(self.line.lost) if isinstance(self.line, Hub) else (verdict.lost if verdict else [])
         if gone:
             why = self._raised.why if self._raised else f"rank {gone[0]} is gone"
             raise NvddError(f"the ranks of this run can't go on ({why}): start the job again")
         if verdict is not None:
-            self._renew(self.line.generation + 1)
-
-    # -- for the ranks that serve
-
-    def serve(self) -> NoReturn:
-        """Does what rank 0 asks for; ends this process when rank 0 ends."""
-        code = 1
-        try:
-            with contextlib.suppress(ValueError):  # not the main thread
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches rank 0 too, which then ends all
-            code = self._serve()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            self._exit(code)
-
-    def _serve(self) -> int:
-        while True:
-            word, *rest = self.line.inbox.get()
-            if word == "exit":
-                return rest[0]
-            if word == "gone":
-                return 1
-            if word == "verdict":
-                self._shut()
-            if word != "command":
-                continue
-            number, *order = rest
-            if number[0] != self.line.generation:
-                self._renew(number[0])
-            try:
-                (value,) = self._perform(number, *order)
-                self.line.answer((number, pickle.dumps(value, protocol=5)))
-            except BaseException:  # reported: rank 0 raises it
-                log.debug("rank %d: this call failed", self.launch.rank, exc_info=True)
-                if 0 in self.line.verdict.lost:
-                    log.error("rank %d ends, since %s", self.launch.rank, self.line.verdict.why)
-                    return 1
-            self._phase("idle")
-
-    def _exit(self, code: int) -> NoReturn:
-        """Ends a rank that serves, and nothing of the script after the constructor runs: no atexit, no finally."""
-        stuck = _end_after(_LAST, 1)
-        alone = self.line.verdict is not None and bool(self.line.verdict.lost)
-        with contextlib.suppress(Exception):
-            self._shut()
-            self.meeting.leave()
-        self.line.close()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        stuck.cancel()
-        if self.launch.rendezvous == "mpi" and not alone:
-            from mpi4py import MPI
-
-            # mpirun takes an exit without these two, MPI's end and that of its library, for a crash, and kills rank 0
-            if not MPI.Is_finalized():
-                MPI.Finalize()
-            _end_after(_LAST, code)
-            with contextlib.suppress(Exception):
-                ctypes.CDLL(None).exit(code)
-        elif code and not alone:
-            _wait_for_end(self.meeting.places[0], self.meeting.here)
-        os._exit(code)
+            self.renew(self.line.generation + 1)
 
     # -- on every rank
 
-    def _perform(
+    def perform(
         self,
         number: Number,
         timeout: float | None,
@@ -262,6 +200,15 @@ class Session:
         args: tuple,
         kwargs: Any = None,
     ) -> list[Any]:
+        """Carries out an order, which all ranks have at once; gives the answers of all ranks, if this is the rank that leads.
+
+        Args:
+            number: of this call.
+            timeout, what: its limit in seconds, and its name for messages.
+            dropped: services that are no longer needed.
+            word, args: ``"start"`` or ``"run"``, and what goes with it.
+            kwargs: of the service, where the script has given them on this rank.
+        """
         for old in dropped:
             self._services.pop(old, None)
             self.arrays.pop(old, None)
@@ -295,12 +242,12 @@ class Session:
             raise _Broken
 
     def _start(self, number: Number, service: str, pickled: bytes | None, device: str, kwargs: Any) -> Number:
-        self._phase("group")
+        self.phase("group")
         if device not in self._comms:
             self._gather(device)
             self._comms[device] = self.meeting.communicator(device, self._deadline)
         comm = self._comms[device][0]
-        self._phase("setup")
+        self.phase("setup")
         if self.mode == "replicated":
             check_alike(comm, {"the call": ("start", number, service), **kwargs}, _DIVERGED)
         module, _, name = service.partition(":")
@@ -308,7 +255,7 @@ class Session:
         arrays = self.arrays.setdefault(number, {})
         if kwargs is None:
             kwargs = pickle.loads(pickled)
-        self._services[number] = maker(comm, arrays, self._phase, **kwargs)
+        self._services[number] = maker(comm, arrays, self.phase, **kwargs)
         return number
 
     def _gather(self, device: str) -> None:
@@ -323,7 +270,7 @@ class Session:
                 pass
 
     def _run(self, number: Number, method: str, payload: Any) -> Any:
-        self._phase(method)
+        self.phase(method)
         service = self._services[number]
         if self.mode == "replicated":
             inputs = service.fingerprint(payload) if method == "evaluate" else {}
@@ -361,9 +308,9 @@ class Session:
         while link is not None:  # the frames hold the process group, whose connections close with the last holder
             traceback.clear_frames(link.__traceback__)
             link = link.__cause__ or link.__context__
-        self._shut()
+        self.shut()
         verdict = self._raised = self.line.settle()
-        if self._serving or not isinstance(error, Exception):  # Ctrl-C, SystemExit: the script's own affair
+        if self.serving or not isinstance(error, Exception):  # Ctrl-C, SystemExit: the script's own affair
             raise error
         first = failures.primary(verdict.failures)
         if first.rank == self.launch.rank and first.exception is not None and isinstance(error, failures.USER_ERRORS):
@@ -372,7 +319,7 @@ class Session:
             raise RankError(first.rank, first.phase, first.cause, first.details) from error
         raise failures.to_error(verdict.failures, self.launch.size) from None
 
-    def _shut(self) -> None:
+    def shut(self) -> None:
         """Ends services and process groups."""
         for service in self._services.values():
             if hasattr(service, "close"):
@@ -383,8 +330,9 @@ class Session:
             comm.close()
         self._comms = {}
 
-    def _renew(self, generation: int) -> None:
-        self._shut()
+    def renew(self, generation: int) -> None:
+        """Begins another generation: groups and services are made anew."""
+        self.shut()
         self._count = itertools.count()
         self.line.renew(generation)
 
@@ -403,7 +351,8 @@ class Session:
     def _doing(self) -> tuple[int, str] | None:
         return next((comm.doing for comm, _ in list(self._comms.values()) if comm.doing), None)
 
-    def _phase(self, name: str) -> None:
+    def phase(self, name: str) -> None:
+        """Says what this rank does."""
         self.line.set_phase(name)
 
     # -- the end of the script
@@ -426,25 +375,6 @@ class Session:
         elif self.mode == "replicated":
             self.line.leave()
         with contextlib.suppress(Exception):
-            self._shut()
+            self.shut()
             self.meeting.leave()
         self.line.close()
-
-
-def _end_after(seconds: float, code: int) -> threading.Timer:
-    """Ends this process, unless it has ended by then or the timer is cancelled."""
-    timer = threading.Timer(seconds, os._exit, (code,))
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def _wait_for_end(place: Place, here: Place) -> None:
-    """Gives rank 0's process time to end with its own status: launchers report the first that fails, and end the rest."""
-    give_up = time.monotonic() + _LAST
-    while place.shares_host(here) and time.monotonic() < give_up:
-        try:
-            os.kill(place.pid, 0)
-        except OSError:
-            return
-        time.sleep(0.05)

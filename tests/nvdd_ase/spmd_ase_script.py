@@ -229,7 +229,7 @@ def singletons() -> None:
 def guarded() -> None:
     """Only one of the ranks makes the calculator."""
     if int(os.environ.get("SLURM_PROCID", 0)) == 0:
-        NVDDCalculator(MODEL, device="cpu", start_timeout=2.0)
+        NVDDCalculator(MODEL, device="cpu", start_timeout=1.0)
 
 
 if __name__ == "__main__":

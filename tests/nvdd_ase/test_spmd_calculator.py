@@ -53,8 +53,8 @@ def serial(tmp_path_factory):
     ("launcher", "n"),
     [
         ("torchrun", 2),
-        pytest.param("mpirun", 2, marks=[needs_mpi, pytest.mark.slow]),
-        pytest.param("mpirun", 3, marks=needs_mpi),
+        pytest.param("mpirun", 2, marks=needs_mpi),
+        pytest.param("mpirun", 3, marks=[needs_mpi, pytest.mark.slow]),
         ("srun", 2),
     ],
 )
@@ -148,6 +148,7 @@ def test_faults_in_the_model(tmp_path):
     assert result.codes == [0, -9]
 
 
+@pytest.mark.slow  # as in test_spmd.py, but for a calculation
 def test_a_stopped_rank(tmp_path):
     result = scenario("srun", 2, "stop", tmp_path)
     ((kind, text, seconds),) = (json.loads(line.split(" ", 1)[1]) for line in result.lines("caught"))

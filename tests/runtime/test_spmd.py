@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launching import MPIRUN, Run, run
+from launching import MPIRUN, Run, can_rename_hosts, run
+from nvdd.runtime.agreement import digest
 from nvdd.runtime.meeting import Place, announce, set_threads
 from nvdd.runtime.watchdog import Watchdog
 
@@ -56,6 +57,15 @@ def test_calls(launcher, n, mode):
     assert result.err.count(f"{n} ranks by {launcher}, backend gloo") == 1  # by rank 0, once, also for two services
     assert all(f"rank {rank}: " in result.err for rank in range(n))
     assert not result.left
+
+
+@pytest.mark.skipif(not can_rename_hosts(), reason="needs root, and Linux")
+def test_several_hosts():
+    """Three hosts by name: threads, devices and signs of life are then no longer those of one."""
+    result = scenario("hosts", 3, "lost:kill")
+    assert result.codes == [0, 0, -9]
+    assert all(f"rank {rank}: node{rank}, cpu" in result.err for rank in range(3))
+    assert re.search(r"rank 2 failed in phase 'backward': its process \(\d+ on node2\) is gone", result.out)
 
 
 def test_failures_that_leave_all_processes_alive_are_raised_and_the_ranks_go_on():
@@ -105,7 +115,7 @@ def test_what_only_an_abort_ends(mode):
     ("launcher", "mode"),
     [
         ("torchrun", "serve"),
-        pytest.param("mpirun", "serve", marks=needs_mpi),
+        pytest.param("mpirun", "serve", marks=[needs_mpi, pytest.mark.slow]),
         pytest.param("srun", "replicated", marks=pytest.mark.slow),
     ],
 )
@@ -121,7 +131,7 @@ def test_an_error_that_the_script_does_not_catch(launcher, mode):
 @pytest.mark.parametrize(
     ("launcher", "n", "mode"),
     [
-        ("srun", 2, "serve"),
+        pytest.param("srun", 2, "serve", marks=pytest.mark.slow),
         ("torchrun", 2, "serve"),
         pytest.param("mpirun", 2, "serve", marks=needs_mpi),
         ("srun", 3, "replicated"),
@@ -299,3 +309,16 @@ def test_announcement(caplog):
     announce("srun", ["a"] * 2, ["cuda:0", "cuda:0"], "nccl", units=["GPU-1", "GPU-2"])  # each sees its own GPU only
     announce("srun", ["a"] * 100, ["cpu"] * 100, "gloo")
     assert all(record.levelname == "INFO" for record in caplog.records) and "... 36 more" in caplog.text
+
+
+def test_digest():
+    import numpy as np
+    import torch
+
+    x = np.arange(6.0)
+    assert digest({"a": x, "b": None}) == digest({"b": None, "a": x.copy()})
+    assert digest({"forces", "energy"}) == digest({"energy", "forces"})
+    values = [x, x.reshape(2, 3), x.astype(np.float32), x + 1e-15, [1, 2], [2, 1], "1", 1, 1.0, True, None, {}]
+    values += [torch.arange(6.0), torch.arange(6.0, dtype=torch.bfloat16), torch.zeros(0), torch.tensor(1.0), object()]
+    assert len({digest(value) for value in values}) == len(values)
+    assert all(0 <= digest(value) < 2**63 for value in values)

@@ -1,6 +1,7 @@
 """Runs a script as a user does, never longer than a limit.
 
-Launchers: ``"python"``, ``"torchrun"``, ``"mpirun"``, ``"srun"`` (processes with the variables that it sets), ``"env"``.
+Launchers: ``"python"``, ``"torchrun"``, ``"mpirun"``, ``"srun"`` (processes with the variables that it sets),
+``"env"`` (RANK, WORLD_SIZE, ...), ``"hosts"`` (the same, each on a host of another name).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nvdd.runtime.launcher import detect
+
 MPIRUN = Path(sys.executable).with_name("mpirun")
 _MARK = "NVDD_TEST_RUN"  # in the environment of all processes of a run, to find those that outlive it
 # of this process, which may be under a launcher itself
@@ -28,7 +31,7 @@ _steps = itertools.count(random.randrange(1 << 20))
 
 @dataclass
 class Run:
-    """How a run ended: exit status of the launcher (srun, env: of every task), what was printed, and how long it took."""
+    """How a run ended: exit status of the launcher (srun, env, hosts: of every task), what was printed, and how long it took."""
 
     codes: list[int]
     out: str
@@ -92,14 +95,31 @@ def _commands(launcher: str, n: int, command: Sequence[str]) -> list[tuple[Seque
     if launcher == "mpirun":
         return [([str(MPIRUN), "-n", str(n), *command], {})]
     if launcher == "srun":
-        step = next(_steps)
+        step = next(step for step in _steps if _is_free(detect(slurm(0, max(n, 2), step)).address[1]))
         return [(command, slurm(rank, n, step)) for rank in range(n)]
-    if launcher == "env":  # what scripts for other launchers set
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = str(free.getsockname()[1])
-        address = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        return [(command, {"RANK": str(rank), **address}) for rank in range(n)]
+    if launcher in ("env", "hosts"):  # what scripts for other launchers set
+        port = next(port for port in range(20000 + next(_steps) % 10000, 60000) if _is_free(port))
+        address = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        return [([*_host(rank, launcher), *command], {"RANK": str(rank), **address}) for rank in range(n)]
     raise ValueError(launcher)
+
+
+def _host(rank: int, launcher: str) -> list[str]:
+    """What puts a rank onto a "host" of another name."""
+    return ["unshare", "--uts", "sh", "-c", f'hostname node{rank} && exec "$@"', "sh"] if launcher == "hosts" else []
+
+
+def can_rename_hosts() -> bool:
+    """Whether the launcher "hosts" works here, which takes root's rights."""
+    return not subprocess.run("unshare --uts hostname node1", shell=True, capture_output=True).returncode
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def slurm(rank: int, n: int, step: int = 0) -> dict[str, str]:
