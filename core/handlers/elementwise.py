@@ -95,18 +95,19 @@ def _shared(value: Any, call: Call) -> Any:
 
 
 _ASK = "Read it by atom first: value[data.batch]"
-_REPEATS = ("expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave")
+_REPEATS = ("expand", "broadcast_to", "repeat", "tile")
 
 
 def _refuse_rows_of_one_rank(call: Call) -> None:
     """Per-system values repeated to the number of this rank's atoms or edges would be no per-system values."""
-    system, item = call.args[0], call.arg(1, "index")
+    system, item = call.args[0] if call.args else None, call.arg(1, "size")
     if not isinstance(system, ShardTensor):
         return
     if call.name in _REPEATS:
-        out = call.run(to_local(system).detach(), *call.args[1:], **call.kwargs)
-        grown = out.shape[: out.dim() - system.dim() + 1] if system.dim() else out.shape
-        if system.dim() == 0 or grown.numel() != system.shape[0]:
+        sizes = item if isinstance(item, (tuple, list)) else call.args[1:]
+        new = len(sizes) - system.dim()  # leading dimensions, or a first one of size 1: by numbers of rows?
+        kept = (1,) if call.name in ("repeat", "tile") else (-1,) if system.shape[:1] == (1,) else (-1, *system.shape[:1])
+        if new > 0 or system.dim() == 0 or sizes[0] not in kept:
             raise call.refuse("a per-system value is repeated to rows of one rank", _ASK)
     elif call.name in ("getitem", "index_select", "gather", "take_along_dim"):
         if call.name != "getitem":

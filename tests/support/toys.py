@@ -697,7 +697,7 @@ REFUSED: dict[str, tuple[Callable[[Toy, Batch, Tensor], Tensor], str]] = {
     "index below the number of atoms": (lambda toy, data, h: h.sum(1) * (data.edge_index < data.n_atoms).all(), "lt"),
     "half of a symmetric list": (lambda toy, data, h: h.sum(1) * (data.senders < data.receivers).sum(), "lt"),
     "first atom": (lambda toy, data, h: h.sum(1) - h[0].sum(), "getitem"),
-    "first atoms": (lambda toy, data, h: h.sum(1) - h[:2].sum(), "getitem"),
+    "first atoms": (lambda toy, data, h: h.sum(1) - h[-2:].sum(), "getitem"),
     "first edges": (lambda toy, data, h: h.sum(1) + h[data.edge_index[:, :3][0]].sum(), "getitem"),
     "largest row": (lambda toy, data, h: h.new_zeros(int(data.receivers.max()) + 1), "max"),
     "absolute positions": (lambda toy, data, h: h.sum(1) + data.positions[:, 0], "add"),
