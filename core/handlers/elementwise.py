@@ -130,7 +130,9 @@ def _refuse_rows_of_one_rank(call: Call) -> None:
         return
     if call.name in _REPEATS or call.name in ("expand_as", "repeat_interleave"):
         if _grows_in_front(call, system):
-            raise call.refuse("a per-system value is repeated to rows of one rank", _ASK + ", or write -1 for what stays")
+            raise call.refuse(
+                "a per-system value is repeated to rows of one rank", _ASK + ", or write -1 for what stays"
+            )
     elif call.name in ("getitem", "index_select", "gather", "take_along_dim"):
         if call.name != "getitem":
             item = call.arg(2, "index") if call.name != "take_along_dim" else call.arg(1, "indices")

@@ -126,13 +126,12 @@ def test_hessian_by_finite_differences(ranks):
 
 def test_hessian_of_mace_itself(ranks):
     """Against the Hessian that mace-torch computes, row by row, without nvdd."""
-    from builders import random_mace
     from mace.calculators import MACECalculator
 
+    from builders import random_mace
+
     atoms = parity.structure("quartz unit")
-    calculator = MACECalculator(
-        models=random_mace(**SMALL_MACE), device="cpu", default_dtype="float64"
-    )
+    calculator = MACECalculator(models=random_mace(**SMALL_MACE), device="cpu", default_dtype="float64")
     hessian = calculator.get_hessian(atoms).reshape(3 * len(atoms), 3 * len(atoms))
     v = direction((len(atoms), 3), 0.0)
     expected = -(hessian @ v.numpy().reshape(-1)).reshape(-1, 3)
@@ -219,9 +218,7 @@ def test_training_step(ranks, world_size, policy):
                 scale = max(np.abs(g).max() for g in expected["gradients"][step])
                 for found, value in zip(part[k]["gradients"][step], expected["gradients"][step], strict=True):
                     assert np.abs(found - value).max() <= 1e-9 * scale, f"{label}: gradient in step {step}"
-            for found, value, before in zip(
-                part[k]["weights"], expected["weights"], weights(fresh(name)), strict=True
-            ):
+            for found, value, before in zip(part[k]["weights"], expected["weights"], weights(fresh(name)), strict=True):
                 assert_close(found - before, value - before, 1e-5, f"{label}: change of the weights")
 
 

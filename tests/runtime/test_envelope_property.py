@@ -1,28 +1,27 @@
 """Lennard-Jones over ranks against the sum over all images, for systems of every shape that hypothesis thinks of.
 
-``NVDD_PROPERTY_CASES`` sets the number of cases (300); above that they are drawn at random.
+300 cases; 10 000 at random with ``--run-slow``.
 """
 
 from __future__ import annotations
 
-import os
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from nvdd import AtomicData, Batch, DistributedModel, DomainConfig
 from nvdd.communicator import Communicator
 from reference import brute_force_lj
 
-CASES = int(os.environ.get("NVDD_PROPERTY_CASES", "300"))
 EPSILON, SIGMA, CUTOFF = {18: 0.0104, 10: 0.0031}, {18: 2.3, 10: 2.1}, 5.0
 APART = 2.2  # A, the least distance between atoms
+SHAPES = ("orthorhombic", "triclinic", "left-handed", "tiny", "elongated")
 
 
 @cache
@@ -30,7 +29,9 @@ def wrapper() -> Any:
     from nvdd.models.lj import LennardJonesModelWrapper
 
     by_symbol = lambda table: {"Ar": table[18], "Ne": table[10]}
-    return LennardJonesModelWrapper(by_symbol(EPSILON), by_symbol(SIGMA), cutoff=CUTOFF, mixing="arithmetic")
+    return LennardJonesModelWrapper(
+        epsilon=by_symbol(EPSILON), sigma=by_symbol(SIGMA), cutoff=CUTOFF, mixing="arithmetic"
+    )
 
 
 # --- systems ----------------------------------------------------------------------------------------------------
@@ -38,10 +39,11 @@ def wrapper() -> Any:
 System = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # positions, numbers, cell, pbc
 
 
-def make_system(shape: str, pbc: tuple[bool, ...], absent: tuple[bool, ...], n_atoms: int, faces: float, seed: int) -> System:
-    """A system of at most ``n_atoms`` atoms.
+@dataclass(frozen=True)
+class Recipe:
+    """A system of at most ``n_atoms`` atoms; what pytest prints of a case that fails.
 
-    Args:
+    Attributes:
         shape: of the cell.
         pbc: periodic axes.
         absent: open axes whose cell vector is zero.
@@ -49,24 +51,34 @@ def make_system(shape: str, pbc: tuple[bool, ...], absent: tuple[bool, ...], n_a
         faces: probability that a coordinate lies exactly on a face, an edge or a corner of the cell.
         seed: of the rest.
     """
-    rng = np.random.default_rng(seed)
-    pbc_array = np.array(pbc)
-    cell = _cell(shape, rng)
-    cell *= max(1.0, 1.05 * APART / _shortest(cell[pbc_array]))
-    frame = _with_open_axes(cell, pbc_array)
-    scaled = rng.uniform(-0.6, 1.6, (n_atoms, 3))
-    on_face = rng.random((n_atoms, 3)) < faces
-    scaled[on_face] = rng.choice([0.0, 1.0, 0.5, -1.0, 2.0], on_face.sum())
-    positions = _apart(scaled @ frame, cell[pbc_array])
-    numbers = rng.choice([18, 10], len(positions))
-    cell[~pbc_array & np.array(absent)] = 0
-    return positions, numbers, cell, pbc_array
+
+    shape: str
+    pbc: tuple[bool, bool, bool] = (True, True, True)
+    absent: tuple[bool, bool, bool] = (False, False, False)
+    n_atoms: int = 20
+    faces: float = 0.0
+    seed: int = 0
+
+    def make(self) -> System:
+        rng = np.random.default_rng(self.seed)
+        pbc = np.array(self.pbc)
+        cell = _cell(self.shape, rng)
+        cell *= max(1.0, 1.05 * APART / _shortest(cell[pbc]))
+        frame = _with_open_axes(cell, pbc)
+        scaled = rng.uniform(-0.6, 1.6, (self.n_atoms, 3))
+        on_face = rng.random((self.n_atoms, 3)) < self.faces
+        scaled[on_face] = rng.choice([0.0, 1.0, 0.5, -1.0, 2.0], on_face.sum())
+        positions = _apart(scaled @ frame, cell[pbc])
+        numbers = rng.choice([18, 10], len(positions))
+        cell[~pbc & np.array(self.absent)] = 0
+        return positions, numbers, cell, pbc
 
 
 def _cell(shape: str, rng: np.random.Generator) -> np.ndarray:
-    lengths = {"tiny": rng.uniform(2.3, 3.0, 3), "elongated": rng.permutation([2.5, rng.uniform(2.5, 5), rng.uniform(25, 50)])}.get(
-        shape, rng.uniform(3.0, 13.0, 3)
-    )
+    lengths = {
+        "tiny": rng.uniform(2.3, 3.0, 3),
+        "elongated": rng.permutation([2.5, rng.uniform(2.5, 5), rng.uniform(25, 50)]),
+    }.get(shape, rng.uniform(3.0, 13.0, 3))
     cell = np.diag(lengths)
     if shape == "orthorhombic":
         return cell
@@ -87,39 +99,42 @@ def _with_open_axes(cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
     return frame
 
 
-def _images(vectors: np.ndarray, n: int = 4) -> np.ndarray:
-    counts = product(*(range(-n, n + 1) for _ in vectors))
-    return np.array(list(counts), float).reshape(-1, len(vectors)) @ vectors
+def _images(vectors: np.ndarray, reach: np.ndarray) -> np.ndarray:
+    """(M, 3) sums of whole vectors, up to ``reach`` of each."""
+    counts = list(product(*(range(-n, n + 1) for n in reach)))
+    return np.array(counts, float).reshape(len(counts), len(vectors)) @ vectors
 
 
 def _shortest(vectors: np.ndarray) -> float:
-    lengths = np.linalg.norm(_images(vectors), axis=1)
+    lengths = np.linalg.norm(_images(vectors, np.full(len(vectors), 4)), axis=1)
     return float(np.sort(lengths)[1]) if len(lengths) > 1 else np.inf
 
 
 def _apart(positions: np.ndarray, periodic: np.ndarray) -> np.ndarray:
-    images, kept = _images(periodic, 5), []
-    for x in positions:
-        near = [np.linalg.norm(_home(x - y, periodic) + images, axis=1).min() for y in kept]
-        if not near or min(near) >= APART:
-            kept.append(x)
-    return np.array(kept)
+    """Those of the positions that keep APART from the ones before them and their images."""
+    reach = np.floor(APART * np.linalg.norm(np.linalg.pinv(periodic), axis=0) + 0.5).astype(int)
+    images, kept = _images(periodic, reach), positions[:1]
+    for x in positions[1:]:
+        vectors = _home(x - kept, periodic)[:, None] + images
+        if np.einsum("ijk,ijk->ij", vectors, vectors).min() >= APART**2:
+            kept = np.append(kept, x[None], axis=0)
+    return kept
 
 
 def _home(difference: np.ndarray, periodic: np.ndarray) -> np.ndarray:
     return difference - np.rint(difference @ np.linalg.pinv(periodic)) @ periodic if len(periodic) else difference
 
 
-@st.composite
-def systems(draw) -> System:
-    return make_system(
-        draw(st.sampled_from(["orthorhombic", "triclinic", "left-handed", "tiny", "elongated"])),
-        draw(st.tuples(st.booleans(), st.booleans(), st.booleans())),
-        draw(st.tuples(st.booleans(), st.booleans(), st.booleans())),
-        draw(st.integers(1, 30)),
-        draw(st.sampled_from([0.0, 0.2, 1.0])),
-        draw(st.integers(0, 2**32 - 1)),
-    )
+_axes = st.tuples(st.booleans(), st.booleans(), st.booleans())
+recipes = st.builds(
+    Recipe,
+    shape=st.sampled_from(SHAPES),
+    pbc=_axes,
+    absent=_axes,
+    n_atoms=st.integers(1, 30),
+    faces=st.sampled_from([0.0, 0.2, 1.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
 
 
 def batch_of(many: list[System]) -> Batch:
@@ -152,22 +167,56 @@ def assert_parity(parts: list[dict[str, np.ndarray]], many: list[System]) -> Non
     assert np.abs(forces - expected).max() <= 1e-11 * np.abs(expected).max() + 1e-14
 
 
-@settings(
-    max_examples=CASES,
-    derandomize=CASES <= 300,
+cases = {
+    "world_size": st.integers(1, 4),
+    "many": st.lists(recipes, min_size=1, max_size=3),
+    "balance": st.sampled_from(["auto", "grid", "rcb"]),
+    "skin": st.floats(0, 1),
+}
+# a case that fails is short as it is; making it shorter would start new ranks each time
+common = settings(
     deadline=None,
     database=None,
+    phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(
-    world_size=st.integers(1, 4),
-    many=st.lists(systems(), min_size=1, max_size=3),
-    balance=st.sampled_from(["auto", "grid", "rcb"]),
-    skin=st.floats(0, 1),
-)
+
+
+def check(ranks: Any, world_size: int, many: list[Recipe], balance: str, skin: float) -> None:
+    systems = [recipe.make() for recipe in many]
+    assert_parity(ranks.run(world_size, on_rank, systems, balance, skin, timeout=60.0), systems)
+
+
+@settings(common, max_examples=300, derandomize=True)
+@given(**cases)
 def test_any_system(ranks, world_size, many, balance, skin):
-    parts = ranks.run(world_size, on_rank, many, balance, skin, timeout=60.0)
-    assert_parity(parts, many)
+    check(ranks, world_size, many, balance, skin)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@settings(common, max_examples=10_000)
+@given(**cases)
+def test_any_system_ten_thousand(ranks, world_size, many, balance, skin):
+    check(ranks, world_size, many, balance, skin)
+
+
+def test_cases_are_of_every_kind():
+    """Self images, isolated atoms, atoms on faces and outside, left-handed cells, missing vectors are among them."""
+    seen = set()
+    for shape, pbc, seed in product(SHAPES, product((True, False), repeat=3), range(3)):
+        x, _, cell, pbc = Recipe(shape, pbc, (False, True, True), 15, 0.2, seed).make()
+        exact = brute_force_lj(x, np.full(len(x), 18), cell, pbc, EPSILON, SIGMA, CUTOFF)
+        seen |= {"left-handed"} if np.linalg.det(cell) < 0 else set()
+        seen |= {"no volume"} if np.linalg.matrix_rank(cell) < 3 else set()
+        seen |= {"isolated atoms"} if (exact["energies"] == 0).any() else set()
+        seen |= {"no edges"} if exact["n_edges"] == 0 else set()
+        seen |= {"self images"} if exact["n_edges"] > 20 * len(x) else set()
+        if pbc.all():
+            scaled = x @ np.linalg.inv(cell)
+            seen |= {"on a face"} if (np.abs(scaled - np.rint(scaled)) < 1e-14).any() else set()
+            seen |= {"outside"} if (scaled < -0.1).any() and (scaled > 1.1).any() else set()
+    assert seen >= {"left-handed", "no volume", "isolated atoms", "self images", "on a face", "outside"}, seen
 
 
 # --- systems that move ------------------------------------------------------------------------------------------
@@ -186,8 +235,8 @@ def walk(kind: str, n_steps: int, step: float) -> list[list[System]]:
     """A random walk of two systems; ``kind`` says what else changes: nothing, the cell, the number of atoms."""
     rng = np.random.default_rng(11)
     many = [
-        make_system("triclinic", (True, True, True), (False,) * 3, 30, 0.0, 8),
-        make_system("elongated", (True, False, True), (True,) * 3, 20, 0.2, 5),
+        Recipe("triclinic", n_atoms=30, seed=8).make(),
+        Recipe("elongated", (True, False, True), (True, True, True), 20, 0.2, 5).make(),
     ]
     steps = []
     for k in range(n_steps):
@@ -228,7 +277,7 @@ def test_moving(ranks, kind, balance):
 
 def test_small_moves_keep_the_list(ranks):
     """Half the skin is the limit for each atom, exactly."""
-    start = make_system("triclinic", (True, True, False), (True,) * 3, 20, 0.0, 3)
+    start = Recipe("triclinic", (True, True, False), (True, True, True), 20, 0.0, 3).make()
     positions, rest = start[0], start[1:]
     shifts = [0.0, 0.3, 0.499, 0.5, 0.501, 0.501]
     steps = [[(positions + np.array([s, 0, 0]) * (np.arange(len(positions)) == 0)[:, None], *rest)] for s in shifts]
@@ -238,14 +287,6 @@ def test_small_moves_keep_the_list(ranks):
 
 
 def test_skin_zero_makes_a_list_each_time(ranks):
-    start = make_system("triclinic", (True, True, True), (False,) * 3, 20, 0.0, 3)
+    start = Recipe("triclinic", seed=3).make()
     for _, builds in ranks.run(2, walk_on_rank, [[start]] * 3, "auto", 0.0):
         assert builds == [1, 2, 3]
-
-
-def test_reference_has_distances_that_matter():
-    """The systems that are drawn have neighbours, self images and isolated atoms among them."""
-    tiny = make_system("tiny", (True, True, True), (False,) * 3, 5, 0.0, 1)
-    x, z, cell, pbc = tiny
-    assert brute_force_lj(x, z, cell, pbc, EPSILON, SIGMA, CUTOFF)["n_edges"] > 12 * len(x)
-    assert torch.linalg.det(torch.tensor(make_system("left-handed", (True,) * 3, (False,) * 3, 4, 0.0, 1)[2])) < 0
