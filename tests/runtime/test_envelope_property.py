@@ -261,7 +261,7 @@ def walk(kind: str, n_steps: int, step: float) -> list[list[System]]:
 @pytest.mark.parametrize("kind", ("positions", "cell", "number", "wrapped"))
 def test_moving(ranks, kind, balance):
     """Every step is right, and the neighbour list is only made again when it has to be."""
-    steps = walk(kind, 40, 0.02)
+    steps = walk(kind, 40, 0.04)
     parts = ranks.run(3, walk_on_rank, steps, balance, 0.8)
     for k, many in enumerate(steps):
         assert_parity([found[k] for found, _ in parts], many)
