@@ -25,6 +25,7 @@ from nvdd import (
     dispatch_trace,
 )
 from nvdd.communicator import Communicator
+from nvdd.neighbors import attach_neighbors
 from reference import brute_force_lj
 from structures import STRUCTURES, structure  # noqa: F401
 
@@ -91,8 +92,10 @@ def reference(model: str, name: str) -> Results:
 
 
 def exact(model: str, atoms: Atoms) -> Results:
-    """One process, without nvdd."""
+    """One process, without nvdd; of "7net-0/float64" the wrapper alone, on plain tensors."""
     atoms = atoms.copy()
+    if "/" in model:
+        return _plain(wrapper(model), atoms)
     if model == "lj":
         from ase.data import atomic_numbers
 
@@ -115,6 +118,16 @@ def exact(model: str, atoms: Atoms) -> Results:
         permuted.calc = calc
         noise = float(np.abs(permuted.get_forces() - forces[order]).max())
     return Results(float(atoms.get_potential_energy()), energies, forces, stress, None, noise)
+
+
+def _plain(model: Any, atoms: Atoms) -> Results:
+    batch = Batch.from_atoms(atoms)
+    batch.positions.requires_grad_(True)
+    attach_neighbors(batch, model.model_config.neighbor_config.cutoff, model.edge_layout)
+    energies = model(batch)["energies"].reshape(-1)
+    (gradient,) = torch.autograd.grad(energies.sum(), batch.positions)
+    energies = energies.detach().numpy()
+    return Results(float(energies.sum()), energies, -gradient.numpy(), None, None)
 
 
 def on_rank(comm: Communicator, model: str, name: str, options: dict, strain=None) -> dict[str, Any]:

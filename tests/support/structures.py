@@ -43,6 +43,7 @@ def slab() -> Atoms:
     atoms = fcc111("Ar", (3, 3, 3), a=5.26, vacuum=None)
     atoms.rattle(0.1, seed=5)
     atoms.numbers[::4] = 10
+    del atoms.arrays["tags"]
     atoms.pbc = (True, True, False)
     atoms.cell[2] = 0
     return atoms
