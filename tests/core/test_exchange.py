@@ -84,13 +84,17 @@ def adjoints_on_rank(comm: Communicator) -> None:
     plan = everyone_reads_all(comm)
     x, y = numbers(plan.n_owned, 3, phase=comm.rank), numbers(plan.n_padded, 3, phase=9.0 + comm.rank)
     inner = lambda a, b: comm.all_reduce((a * b).sum())
-    torch.testing.assert_close(inner(exchange.fetch(x, plan), y), inner(x, exchange.fold(y, plan)), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        inner(exchange.fetch(x, plan), y), inner(x, exchange.fold(y, plan)), rtol=1e-13, atol=1e-13
+    )
     one, two = exchange.fold_packed([y, y[:, :1] * 2], plan)
     assert torch.equal(one, exchange.fold(y, plan))
     assert torch.equal(two, exchange.fold(y[:, :1] * 2, plan))
     order = order_of_halo(comm)
     place = torch.argsort(order)  # rows in the order of all
-    values = [numbers(plan.n_padded, 3, phase=9.0 + r)[torch.argsort(order_of_halo(_as(comm, r)))] for r in range(comm.size)]
+    values = [
+        numbers(plan.n_padded, 3, phase=9.0 + r)[torch.argsort(order_of_halo(_as(comm, r)))] for r in range(comm.size)
+    ]
     for op in ("amax", "amin"):
         expected = getattr(torch.stack(values), op)(0)[mine(comm)]
         assert torch.equal(exchange.fold_extremum(y, plan, op, "test"), expected)

@@ -24,7 +24,9 @@ def all_pairs(atoms) -> set[tuple[int, ...]]:
     """Every pair and image whose distance is below the cutoff, by trying far more than needed."""
     x, cell = atoms.positions, atoms.cell.array
     spread = np.ptp(x, axis=0).max()
-    reach = [int((CUTOFF + spread) / np.linalg.norm(v) * 1.5) + 2 if p else 0 for v, p in zip(cell, atoms.pbc, strict=True)]
+    reach = [
+        int((CUTOFF + spread) / np.linalg.norm(v) * 1.5) + 2 if p else 0 for v, p in zip(cell, atoms.pbc, strict=True)
+    ]
     out = set()
     for image in product(*(range(-n, n + 1) for n in reach)):
         r = np.linalg.norm(x[None] + np.array(image) @ cell - x[:, None], axis=2)

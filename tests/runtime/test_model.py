@@ -14,7 +14,15 @@ LJ_STRUCTURES = (
     "argon", "triclinic", "left-handed", "unwrapped", "slab", "wire", "tiny cell", "pair", "gas", "bar", "atom",
 )  # fmt: skip
 # exchanges in a step that rebuilds nothing
-MOST_EXCHANGES = {"lj": 1, "mace": 5, "mace-l3": 5, "7net-0": 11, "7net-0/float64": 11, "7net-mf-0": 11, "7net-l3i5": 11}
+MOST_EXCHANGES = {
+    "lj": 1,
+    "mace": 5,
+    "mace-l3": 5,
+    "7net-0": 11,
+    "7net-0/float64": 11,
+    "7net-mf-0": 11,
+    "7net-l3i5": 11,
+}
 
 
 def check(ranks, world_size: int, model: str, structure: str, **options) -> list[dict]:
@@ -182,7 +190,9 @@ def changes(name: str) -> list:
     return steps
 
 
-@pytest.mark.parametrize("model,structure", (("lj", "triclinic"), ("mace", "silica bar"), ("7net-0/float64", "silica bar")))
+@pytest.mark.parametrize(
+    "model,structure", (("lj", "triclinic"), ("mace", "silica bar"), ("7net-0/float64", "silica bar"))
+)
 @pytest.mark.parametrize("world_size", (2, 3))
 def test_what_changes_between_calls(ranks, world_size, model, structure):
     """Cell (NPT), wrapping, species, number of atoms, periodicity: never an old one's numbers."""
