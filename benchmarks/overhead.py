@@ -30,11 +30,11 @@ PHASES = ("partition", "plan", "edges", "forward", "backward", "consolidate")
 def structure(model: str, n_atoms: int):
     """About ``n_atoms`` atoms that the model knows."""
     from builders import quartz
-    from parity import _argon
+    from structures import argon
 
     if model == "lj":
         side = round((n_atoms / 4) ** (1 / 3))
-        return _argon((side, side, side), 0.1)
+        return argon((side, side, side), 0.1)
     side = max(1, round((n_atoms / 9) ** (1 / 3)))
     return quartz((side, side, max(1, round(n_atoms / 9 / side**2))), 0.05)
 

@@ -57,7 +57,10 @@ class Frame:
         return positions @ self.inverse
 
     def wrap(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Scaled coordinates brought into [0, 1) on periodic axes, and the whole cells taken off, (N, 3) each."""
+        """Scaled coordinates brought into [0, 1] on periodic axes, and the whole cells taken off, (N, 3) each.
+
+        1 itself comes of rounding, from just below a face.
+        """
         scaled = self.scaled(positions)
         cells = np.where(self.pbc, np.floor(scaled), 0.0)
         return scaled - cells, cells

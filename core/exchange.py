@@ -126,7 +126,8 @@ def fold_extremum(padded: Tensor, plan: ExchangePlan, op: str, site: str) -> Ten
     _check_rows(padded, plan.n_padded, "owned and halo", plan)
     padded = padded.detach()
     back = plan.comm.exchange(padded[plan.n_owned :], plan.recv_counts, plan.send_counts, site)
-    return padded[: plan.n_owned].index_reduce(0, plan.send_index, back, op)
+    at = plan.send_index.view(-1, *[1] * (back.dim() - 1)).expand_as(back)
+    return padded[: plan.n_owned].scatter_reduce(0, at, back, op)
 
 
 def gather_shares(share: Tensor, comm: Communicator, site: str) -> Tensor:

@@ -95,19 +95,44 @@ def _shared(value: Any, call: Call) -> Any:
 
 
 _ASK = "Read it by atom first: value[data.batch]"
-_REPEATS = ("expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave")
+# how the argument that says how often is called, and its value for a dimension that stays
+_REPEATS = {"expand": ("size", -1), "broadcast_to": ("size", -1), "repeat": ("repeats", 1), "tile": ("dims", 1)}
+
+
+def _grows_in_front(call: Call, system: Tensor) -> bool:
+    """Whether a per-system value is repeated along its systems, or along new dimensions before them.
+
+    Judged by what is asked for: an outcome that has as many rows as there are systems may be a coincidence.
+    """
+    if call.name == "repeat_interleave":
+        dim = call.arg(2, "dim")
+        return dim is None or system.dim() == 0 or rows.positive(dim, system.dim()) == 0
+    if call.name == "expand_as":
+        other = call.arg(1, "other")
+        if isinstance(other, ShardTensor):  # per-system as well
+            return False
+        sizes, stays = tuple(other.shape), -1
+    else:
+        name, stays = _REPEATS[call.name]
+        sizes = call.arg(1, name)
+        sizes = tuple(sizes) if isinstance(sizes, (tuple, list)) else call.args[1:]
+    if len(sizes) < system.dim():  # tile leaves the first dimensions alone
+        return False
+    # expand to 1 row where there is 1 may mean one system or one atom
+    kept = {stays} if stays == 1 or system.shape[:1] == (1,) else {stays, *system.shape[:1]}
+    return len(sizes) > system.dim() or system.dim() == 0 or sizes[0] not in kept
 
 
 def _refuse_rows_of_one_rank(call: Call) -> None:
     """Per-system values repeated to the number of this rank's atoms or edges would be no per-system values."""
-    system, item = call.args[0], call.arg(1, "index")
+    system, item = call.args[0] if call.args else None, call.arg(1, "index")
     if not isinstance(system, ShardTensor):
         return
-    if call.name in _REPEATS:
-        out = call.run(to_local(system).detach(), *call.args[1:], **call.kwargs)
-        grown = out.shape[: out.dim() - system.dim() + 1] if system.dim() else out.shape
-        if system.dim() == 0 or grown.numel() != system.shape[0]:
-            raise call.refuse("a per-system value is repeated to rows of one rank", _ASK)
+    if call.name in _REPEATS or call.name in ("expand_as", "repeat_interleave"):
+        if _grows_in_front(call, system):
+            raise call.refuse(
+                "a per-system value is repeated to rows of one rank", _ASK + ", or write -1 for what stays"
+            )
     elif call.name in ("getitem", "index_select", "gather", "take_along_dim"):
         if call.name != "getitem":
             item = call.arg(2, "index") if call.name != "take_along_dim" else call.arg(1, "indices")

@@ -103,7 +103,7 @@ def _local(
             return target.index_add(dim, rows, source)
         return target.scatter_add(dim, rows, source)
     if by_row:
-        return target.index_reduce(dim, rows, source, how, include_self=include_self)
+        rows = rows.view(*[-1 if d == dim else 1 for d in range(source.dim())]).expand_as(source)
     return target.scatter_reduce(dim, rows, source, how, include_self=include_self)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,10 +11,18 @@ import parity
 
 RANKS = (1, 2, 3, 4)
 LJ_STRUCTURES = (
-    "argon", "triclinic", "left-handed", "unwrapped", "slab", "wire", "tiny cell", "pair", "gas", "bar",
+    "argon", "triclinic", "left-handed", "unwrapped", "slab", "wire", "tiny cell", "pair", "gas", "bar", "atom",
 )  # fmt: skip
 # exchanges in a step that rebuilds nothing
-MOST_EXCHANGES = {"lj": 1, "mace": 5, "mace-l3": 5, "7net-0": 11, "7net-mf-0": 11, "7net-l3i5": 11}
+MOST_EXCHANGES = {
+    "lj": 1,
+    "mace": 5,
+    "mace-l3": 5,
+    "7net-0": 11,
+    "7net-0/float64": 11,
+    "7net-mf-0": 11,
+    "7net-l3i5": 11,
+}
 
 
 def check(ranks, world_size: int, model: str, structure: str, **options) -> list[dict]:
@@ -61,6 +71,30 @@ def test_mace_structures(ranks, world_size, structure):
     check(ranks, world_size, "mace-zbl", structure, skin=1.0)
 
 
+# the rest of the envelope for both kinds of network
+SILICA = ("left-handed", "unwrapped", "wire", "tiny", "gas", "pair", "atom")
+
+
+@pytest.mark.parametrize("structure", SILICA)
+@pytest.mark.parametrize("world_size", RANKS)
+def test_mace_envelope(ranks, world_size, structure):
+    check(ranks, world_size, "mace", f"silica {structure}")
+
+
+@pytest.mark.parametrize("structure", SILICA)
+@pytest.mark.parametrize("world_size", (2, 4))
+def test_sevennet_envelope(ranks, world_size, structure):
+    """In float64 against the wrapper alone, since a few atoms say little about the noise of float32."""
+    check(ranks, world_size, "7net-0/float64", f"silica {structure}")
+
+
+@pytest.mark.parametrize("options", ({"grid_dims": (1, 1, 4)}, {"balance": "rcb"}), ids=str)
+@pytest.mark.parametrize("model", ("mace", "7net-0/float64"))
+def test_domains_thinner_than_the_cutoff(ranks, model, options):
+    """Slices of 4.4 A; the halo of a rank reaches across its neighbours."""
+    check(ranks, 4, model, "silica bar", **options)
+
+
 @pytest.mark.parametrize("world_size", RANKS)
 def test_sevennet(ranks, world_size):
     check(ranks, world_size, "7net-0", "quartz", skin=0.5)
@@ -107,3 +141,67 @@ def test_stress_by_finite_differences(ranks, model):
         numeric[a, b] = numeric[b, a] = derivative / atoms.get_volume()
     error = np.abs(numeric - stress).max()
     assert error <= tolerance * np.abs(stress).max(), (numeric, stress)
+
+
+SEVERAL = {
+    "lj": ["slab", "atom", "tiny cell", "pair"],
+    "mace": ["silica wire", "silica atom", "silica tiny", "silica pair"],
+    "7net-0/float64": ["silica wire", "silica atom", "silica tiny", "silica pair"],
+}
+
+
+@pytest.mark.parametrize("model", SEVERAL)
+@pytest.mark.parametrize("world_size", RANKS)
+def test_several_systems(ranks, world_size, model):
+    """In one batch as each alone; on 2 ranks and more some rank lacks a system."""
+    names = SEVERAL[model]
+    parts = ranks.run(world_size, parity.several_on_rank, model, names)
+    first = 0
+    for k, name in enumerate(names):
+        last = first + len(parity.structure(name))
+        mine = []
+        for part in parts:
+            rows = (part["ids"] >= first) & (part["ids"] < last)
+            mine.append({"ids": part["ids"][rows] - first, "energy": part["energy"][k : k + 1],
+                         "energies": part["energies"][rows], "forces": part["forces"][rows]})  # fmt: skip
+        assert world_size == 1 or last - first > 1 or any(not len(m["ids"]) for m in mine)
+        expected = replace(parity.reference(model, name), stress=None, stresses=None)
+        parity.assert_parity(parity.assemble(mine, last - first), expected, tight=model not in parity.SEVENN)
+        first = last
+
+
+def changes(name: str) -> list:
+    """A structure as in a run at constant pressure, then changed in every other way between calls."""
+    atoms, rng, steps = parity.structure(name).copy(), np.random.default_rng(4), []
+    for _ in range(4):
+        atoms.set_cell(atoms.cell.array @ (np.eye(3) + rng.normal(scale=0.01, size=(3, 3))), scale_atoms=True)
+        atoms.positions += rng.normal(scale=0.02, size=atoms.positions.shape)
+        steps.append(atoms.copy())
+    atoms.wrap()
+    steps.append(atoms.copy())
+    atoms.numbers[[0, -1]] = atoms.numbers[[-1, 0]]
+    steps.append(atoms.copy())
+    del atoms[[1, 4]]
+    steps.append(atoms.copy())
+    atoms.extend(parity.structure(name)[1:2])
+    steps.append(atoms.copy())
+    atoms.pbc = (True, False, True)
+    steps.append(atoms.copy())
+    return steps
+
+
+@pytest.mark.parametrize(
+    "model,structure", (("lj", "triclinic"), ("mace", "silica bar"), ("7net-0/float64", "silica bar"))
+)
+@pytest.mark.parametrize("world_size", (2, 3))
+def test_what_changes_between_calls(ranks, world_size, model, structure):
+    """Cell (NPT), wrapping, species, number of atoms, periodicity: never an old one's numbers."""
+    steps = changes(structure)
+    parts = ranks.run(world_size, parity.sequence_on_rank, model, steps)
+    energies = set()
+    for k, atoms in enumerate(steps):
+        expected = replace(parity.exact(model, atoms), stress=None, stresses=None)
+        found = parity.assemble([part[k] for part in parts], len(atoms))
+        parity.assert_parity(found, expected, tight=model not in parity.SEVENN)
+        energies.add(round(found.energy, 6))
+    assert len(energies) >= len(steps) - 1, "only wrapping leaves the energy as it is"

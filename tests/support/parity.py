@@ -1,6 +1,6 @@
 """The same evaluation twice: over ranks with nvdd, and in one process with the model's own calculator.
 
-Models and structures have names here, so that a test sends names to the ranks and each rank builds what it needs
+Models (and `structures`) have names, so that a test sends names to the ranks and each rank builds what it needs
 once.
 """
 
@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from ase import Atoms
-from ase.build import bulk, fcc111, molecule
 
-from builders import quartz, random_mace
+from builders import random_mace
 from nvdd import (
     Batch,
     DistributedModel,
@@ -26,7 +25,9 @@ from nvdd import (
     dispatch_trace,
 )
 from nvdd.communicator import Communicator
+from nvdd.neighbors import attach_neighbors
 from reference import brute_force_lj
+from structures import STRUCTURES, structure  # noqa: F401
 
 LJ = {"epsilon": {"Ar": 0.0104, "Ne": 0.0031}, "sigma": {"Ar": 3.4, "Ne": 2.8}, "cutoff": 8.5, "mixing": "arithmetic"}
 
@@ -69,101 +70,6 @@ def calculator(name: str) -> Any:
     return SevenNetCalculator(name, modal=SEVENN[name], device="cpu")
 
 
-def _argon(repeat=(2, 2, 2), stdev=0.15) -> Atoms:
-    atoms = bulk("Ar", "fcc", a=5.26, cubic=True).repeat(repeat)
-    atoms.rattle(stdev, seed=3)
-    atoms.numbers[::5] = 10
-    return atoms
-
-
-def _triclinic() -> Atoms:
-    atoms = _argon((2, 2, 3))
-    atoms.set_cell(atoms.cell.array @ np.array([[1, 0.1, 0.05], [-0.08, 1, 0.2], [0.3, 0, 1.0]]), scale_atoms=True)
-    return atoms
-
-
-def _left_handed() -> Atoms:
-    atoms = _triclinic()
-    return Atoms(atoms.numbers, atoms.positions, cell=atoms.cell.array[[1, 0, 2]], pbc=True)
-
-
-def _unwrapped() -> Atoms:
-    atoms = _triclinic()
-    cells = np.random.default_rng(0).integers(-3, 4, (len(atoms), 3))
-    atoms.positions += cells @ atoms.cell.array
-    return atoms
-
-
-def _slab() -> Atoms:
-    atoms = fcc111("Ar", (3, 3, 3), a=5.26, vacuum=None)
-    atoms.rattle(0.1, seed=5)
-    atoms.numbers[::4] = 10
-    atoms.pbc = (True, True, False)
-    atoms.cell[2] = 0
-    return atoms
-
-
-def _wire() -> Atoms:
-    atoms = _argon((1, 1, 4))
-    atoms.pbc = (False, False, True)
-    atoms.positions += [17.0, -40.0, 3.0]  # outside the cell along the open axes
-    return atoms
-
-
-def _tiny() -> Atoms:
-    atoms = bulk("Ar", "fcc", a=5.26)  # one atom; the cell is smaller than the cutoff
-    atoms.positions += 0.3
-    return atoms
-
-
-def _pair() -> Atoms:
-    return Atoms("Ar2", [(0.2, 0, 0), (4.1, 0.3, -0.2)])
-
-
-def _gas() -> Atoms:
-    atoms = Atoms("Ar6", np.array([[0, 0, 0], [3.7, 0, 0], [30, 0, 0], [30, 3.9, 0], [60, 0, 0], [0, 90, 5.0]]))
-    atoms.set_cell([100, 100, 20])
-    atoms.pbc = True
-    return atoms
-
-
-STRUCTURES = {
-    "argon": _argon,
-    "triclinic": _triclinic,
-    "left-handed": _left_handed,
-    "unwrapped": _unwrapped,
-    "slab": _slab,
-    "wire": _wire,
-    "tiny cell": _tiny,
-    "pair": _pair,
-    "gas": _gas,
-    "bar": lambda: _argon((1, 1, 8)),
-    "quartz": lambda: quartz((2, 2, 1)),
-    "quartz slab": lambda: _open(quartz((2, 2, 1)), 2),
-    "quartz unit": lambda: quartz((1, 1, 1)),
-    "silane-like": lambda: _molecule(),
-}
-
-
-def _open(atoms: Atoms, axis: int) -> Atoms:
-    atoms.pbc[axis] = False
-    return atoms
-
-
-def _molecule() -> Atoms:
-    atoms = molecule("Si2H6")
-    atoms.numbers[atoms.numbers == 1] = 8
-    atoms.positions *= 1.15
-    atoms.rattle(0.05, seed=2)
-    return atoms
-
-
-@cache
-def structure(name: str) -> Atoms:
-    """A named structure; copy it before changing it."""
-    return STRUCTURES[name]()
-
-
 @dataclass
 class Results:
     """Energy eV, energies (N,) eV, forces (N, 3) eV/A, stress (3, 3), stresses (N, 3, 3) eV/A^3 or None."""
@@ -181,8 +87,15 @@ _FULL = [[0, 5, 4], [5, 1, 3], [4, 3, 2]]
 
 @cache
 def reference(model: str, name: str) -> Results:
-    """One process, without nvdd."""
-    atoms = structure(name).copy()
+    """One process, without nvdd, of a named structure."""
+    return exact(model, structure(name))
+
+
+def exact(model: str, atoms: Atoms) -> Results:
+    """One process, without nvdd; of "7net-0/float64" the wrapper alone, on plain tensors."""
+    atoms = atoms.copy()
+    if "/" in model:
+        return _plain(wrapper(model), atoms)
     if model == "lj":
         from ase.data import atomic_numbers
 
@@ -201,10 +114,20 @@ def reference(model: str, name: str) -> Results:
     noise = 0.0
     if model in SEVENN:
         order = np.random.default_rng(0).permutation(len(atoms))
-        permuted = structure(name)[order]
+        permuted = atoms[order]
         permuted.calc = calc
         noise = float(np.abs(permuted.get_forces() - forces[order]).max())
     return Results(float(atoms.get_potential_energy()), energies, forces, stress, None, noise)
+
+
+def _plain(model: Any, atoms: Atoms) -> Results:
+    batch = Batch.from_atoms(atoms)
+    batch.positions.requires_grad_(True)
+    attach_neighbors(batch, model.model_config.neighbor_config.cutoff, model.edge_layout)
+    energies = model(batch)["energies"].reshape(-1)
+    (gradient,) = torch.autograd.grad(energies.sum(), batch.positions)
+    energies = energies.detach().numpy()
+    return Results(float(energies.sum()), energies, -gradient.numpy(), None, None)
 
 
 def on_rank(comm: Communicator, model: str, name: str, options: dict, strain=None) -> dict[str, Any]:
@@ -232,6 +155,23 @@ def on_rank(comm: Communicator, model: str, name: str, options: dict, strain=Non
         "setup": dict(trace.setup),
         **{k: v.numpy() for k, v in out.items()},
     }
+
+
+def several_on_rank(comm: Communicator, model: str, names: list[str]) -> dict[str, Any]:
+    """Runs on each rank: the named structures in one batch."""
+    batch = Batch.from_atoms([structure(name) for name in names])
+    out = DistributedModel(wrapper(model), DomainConfig(mesh=comm))(batch, {"energy", "energies", "forces"})
+    return {"ids": out.ids.numpy(), **{k: v.numpy() for k, v in out.items()}}
+
+
+def sequence_on_rank(comm: Communicator, model: str, steps: list[Atoms]) -> list[dict[str, Any]]:
+    """Runs on each rank: one evaluation after another by the same model."""
+    distributed = DistributedModel(wrapper(model), DomainConfig(mesh=comm))
+    found = []
+    for atoms in steps:
+        out = distributed(Batch.from_atoms(atoms), {"energy", "energies", "forces"})
+        found.append({"ids": out.ids.numpy(), **{k: v.numpy() for k, v in out.items()}})
+    return found
 
 
 def assemble(parts: list[dict[str, Any]], n_atoms: int) -> Results:

@@ -187,6 +187,27 @@ class Attention(Toy):
         return torch.zeros_like(h).index_add(0, data.receivers, weight * h[data.senders] * waves)
 
 
+class EdgeAttention(Toy):
+    """Features on edges as well, as in ORB: an atom sums its edges as their receiver and as their sender, each time
+    weighted by a softmax over those."""
+
+    def features(self, data: Batch) -> Tensor:
+        h, waves = self.start(data), self.waves(self.vectors(data))
+        edge = waves
+        for layer in range(2):
+            edge = edge + self.messages(data, h, waves, layer)
+            logits = edge.sum(1, keepdim=True)
+            sums = []
+            for by in (data.senders, data.receivers):
+                largest = h.new_full((data.n_atoms, 1), -torch.inf)
+                largest = largest.scatter_reduce(0, by[:, None], logits.detach(), "amax", include_self=False)
+                weight = torch.exp(logits - largest[by])
+                weight = weight / torch.zeros_like(largest).index_add(0, by, weight)[by]
+                sums.append(torch.zeros_like(h).index_add(0, by, weight * edge))
+            h = h + self.norm(self.mix[layer](torch.cat(sums, 1)))
+        return h
+
+
 class Normalised(Toy):
     """Sums divided by the smooth degree of the sender; means over senders sent back."""
 
@@ -459,7 +480,7 @@ class Masked(Toy):
         return h + torch.zeros_like(h).index_add(0, i, m)
 
 
-class Empty(Toy):
+class Chunks(Toy):
     """Loops over edges in chunks, after reading senders once."""
 
     def summed(self, data: Batch, h: Tensor, waves: Tensor, layer: int = 0) -> Tensor:
@@ -479,6 +500,7 @@ TOYS: dict[str, Callable[[], Toy]] = {
         )
         for over in ("receivers", "senders") for detached in (False, True) for start in (0.0, -torch.inf)
     },
+    "edges attended by both ends": EdgeAttention,
     "normalised by senders": Normalised,
     **{f"statistics, {name}": partial(Statistics, by=name) for name in STATISTICS},
     **{
@@ -494,7 +516,7 @@ TOYS: dict[str, Callable[[], Toy]] = {
     **{f"internal, {how}": partial(Internal, how=how) for how in ("sum", "ones", "by system")},
     "fields": Fields,
     "masked": Masked,
-    "chunks": Empty,
+    "chunks": Chunks,
 }  # fmt: skip
 # atoms without neighbours make them NaN in one process
 ONLY_WITH_NEIGHBOURS = {"unguarded": Unguarded}
@@ -697,7 +719,7 @@ REFUSED: dict[str, tuple[Callable[[Toy, Batch, Tensor], Tensor], str]] = {
     "index below the number of atoms": (lambda toy, data, h: h.sum(1) * (data.edge_index < data.n_atoms).all(), "lt"),
     "half of a symmetric list": (lambda toy, data, h: h.sum(1) * (data.senders < data.receivers).sum(), "lt"),
     "first atom": (lambda toy, data, h: h.sum(1) - h[0].sum(), "getitem"),
-    "first atoms": (lambda toy, data, h: h.sum(1) - h[:2].sum(), "getitem"),
+    "first atoms": (lambda toy, data, h: h.sum(1) - h[-2:].sum(), "getitem"),
     "first edges": (lambda toy, data, h: h.sum(1) + h[data.edge_index[:, :3][0]].sum(), "getitem"),
     "largest row": (lambda toy, data, h: h.new_zeros(int(data.receivers.max()) + 1), "max"),
     "absolute positions": (lambda toy, data, h: h.sum(1) + data.positions[:, 0], "add"),
