@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nvdd_lammps.unified import NVDDUnified
 
 # public name -> module that defines it
-_PUBLIC = {"NVDDUnified": "nvdd_lammps.unified", "export_model": "nvdd_lammps.model_file"}
+_PUBLIC = {"NVDDUnified": "nvdd_lammps.unified", "export_model": "nvdd_lammps.export"}
 
 __all__ = [*_PUBLIC, "from_bytes", "load_unified"]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from ase import Atoms
 
 from nvdd.errors import InputError
@@ -42,7 +43,7 @@ def probe(wrapper: Any, elements: Sequence[str]) -> Probe:
     """Evaluates a wrapper on one rank and the CPU.
 
     Raises:
-        InputError: the model reads inputs that LAMMPS does not have.
+        InputError: the model reads inputs that LAMMPS does not have, or gives no finite numbers.
     """
     from nvdd.config import DomainConfig
     from nvdd.data import Batch
@@ -60,7 +61,12 @@ def probe(wrapper: Any, elements: Sequence[str]) -> Probe:
     out = DistributedModel(wrapper, DomainConfig())(Batch.from_atoms(atoms), ("energy", "forces"))
     forces = np.zeros((len(atoms), 3))
     forces[out.ids.cpu().numpy()] = out["forces"].detach().cpu().numpy()
-    return Probe(float(out["energy"].sum()), forces, str(wrapper.dtype).removeprefix("torch."))
+    energy = float(out["energy"].sum())
+    if not (np.isfinite(energy) and np.isfinite(forces).all()):
+        raise InputError(
+            f"it gives an energy of {energy} eV for {atoms.get_chemical_formula()}, which is no model to run"
+        )
+    return Probe(energy, forces, str(getattr(wrapper, "dtype", torch.float64)).removeprefix("torch."))
 
 
 def structure(elements: Sequence[str]) -> Atoms:

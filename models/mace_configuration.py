@@ -30,7 +30,9 @@ def configuration(wrapper: MACEWrapper) -> dict[str, Any]:
     try:
         arguments = extract_config_mace_model(_with_scale_shift(module))
     except (AttributeError, IndexError, TypeError) as error:
-        raise InputError(f"MACE can't tell how this model was made ({type(error).__name__}: {error}); {_REMEDY}") from error
+        raise InputError(
+            f"MACE can't tell how this model was made ({type(error).__name__}: {error}); {_REMEDY}"
+        ) from error
     if "error" in arguments:
         raise InputError(f"MACE can't tell how this model was made ({arguments['error']}); {_REMEDY}")
     described = {key: _plain(key, value) for key, value in arguments.items()}

@@ -21,7 +21,9 @@ def configuration(wrapper: SevenNetWrapper) -> dict[str, Any]:
         InputError: the wrapper was not made from a checkpoint, or its configuration has no form in JSON.
     """
     if wrapper.checkpoint_config is None:
-        raise InputError(f"this SevenNet model was not read from a checkpoint, so how it was made is unknown; {_REMEDY}")
+        raise InputError(
+            f"this SevenNet model was not read from a checkpoint, so how it was made is unknown; {_REMEDY}"
+        )
     import sevenn._const as const
 
     # SevenNet's own lists of what concerns data and training: paths, optimisers, devices
@@ -68,7 +70,9 @@ def _to_json(value: Any, where: str) -> Any:
         return value.tolist()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise InputError(f"the SevenNet checkpoint's {where} is a {type(value).__name__}, which has no form in a file; {_REMEDY}")
+    raise InputError(
+        f"the SevenNet checkpoint's {where} is a {type(value).__name__}, which has no form in a file; {_REMEDY}"
+    )
 
 
 def _from_json(value: Any) -> Any:

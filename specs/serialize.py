@@ -83,7 +83,9 @@ def _decode_part(value: dict[str, Any], where: str) -> Any:
         raise InputError(f"{where}: no class {name!r} in this nvdd; the spec was written by another one: update nvdd")
     hints, known = typing.get_type_hints(part), {field.name for field in dataclasses.fields(part)}
     if unknown := sorted(value.keys() - known):
-        raise InputError(f"{where}: {name} has no field {', '.join(unknown)} in this nvdd; the spec is newer: update nvdd")
+        raise InputError(
+            f"{where}: {name} has no field {', '.join(unknown)} in this nvdd; the spec is newer: update nvdd"
+        )
     if missing := sorted(known - value.keys()):
         raise InputError(f"{where}: the field {', '.join(missing)} of {name} is missing; write the file again")
     fields = {key: _decode(item, hints[key], f"{where}.{key}") for key, item in value.items()}
