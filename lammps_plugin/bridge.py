@@ -32,7 +32,7 @@ _PairArray = ct.CFUNCTYPE(ct.c_int, ct.c_void_p, ct.c_void_p)
 class _Model(ct.Structure):
     """nvdd::Model of src/bridge.h."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("handle", ct.c_int32),
         ("nelements", ct.c_int32),
         ("cutoff", ct.c_double),
@@ -47,7 +47,7 @@ def _fields(kind: type, names: str) -> list[tuple[str, type]]:
 class _Step(ct.Structure):
     """nvdd::Step of src/bridge.h."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *_fields(ct.c_int32, "handle tag_bytes nlocal ntotal nlistatoms npairs nlistneighbors"),
         *_fields(ct.c_int32, "eflag vflag want_energy want_eatom want_virial want_vatom ago newton_pair triclinic"),
         ("periodic", ct.c_int32 * 3),
@@ -298,7 +298,9 @@ def _read(path: str) -> Any:
 def _check(unified: Any, path: str) -> None:
     missing = [name for name in ("element_types", "rcutfac", "compute_forces") if not hasattr(unified, name)]
     if missing:
-        raise InputError(f"{path} holds a {type(unified).__name__}, which is no ML-IAP unified model: it has no {missing[0]}")
+        raise InputError(
+            f"{path} holds a {type(unified).__name__}, which is no ML-IAP unified model: it has no {missing[0]}"
+        )
     if not (math.isfinite(unified.rcutfac) and unified.rcutfac > 0):
         raise InputError(f"the model in {path} has rcutfac = {unified.rcutfac}; half of its cutoff is expected")
     if not unified.element_types or not all(isinstance(name, str) for name in unified.element_types):
