@@ -49,7 +49,10 @@ def rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> SevenNetWrappe
 
 
 # of a run, but in none of SevenNet's lists
-_FURTHER = ("device", "_num_workers", "local_rank", "rank", "world_size", "shift_cp", "scale_cp")
+_FURTHER = (
+    *("device", "_num_workers", "local_rank", "rank", "world_size", "shift_cp", "scale_cp"),
+    *("load_dataset_path", "load_trainset_path", "load_validset_path", "load_testset_path"),
+)
 # in SevenNet's lists of data, but read when a model is built
 _OF_MODEL = (
     *("shift", "scale", "chemical_species", "_chemical_species_by_atomic_number", "_number_of_species", "_type_map"),
