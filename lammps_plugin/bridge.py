@@ -180,7 +180,10 @@ class PluginHost:
             InputError: LAMMPS wants the virial per atom, which isn't known for such forces.
         """
         if self.wanted.virial_atom:
-            raise _PerAtomVirial()
+            raise InputError(
+                "this model's forces are not pair forces, so it has no virial per atom: "
+                "take out the compute stress/atom (or heat/flux) that asks for it"
+            )
         array = _as_doubles(virial, (6,), "virial")
         self._step.add_virial(self._step.self, array.ctypes.data)
 
@@ -253,14 +256,6 @@ def _as_doubles(values: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
     if array.shape != shape:
         raise InputError(f"{what} of shape {array.shape} were handed to LAMMPS, where {shape} is expected")
     return array
-
-
-class _PerAtomVirial(InputError):
-    def __init__(self) -> None:
-        super().__init__(
-            "this model's forces are not pair forces, so it has no virial per atom: "
-            "take out the compute stress/atom (or heat/flux) that asks for it"
-        )
 
 
 # ---- models that pair styles have loaded -------------------------------------------------------------------------
@@ -376,7 +371,7 @@ def _serve(kind: int, pointer: int, text: bytes, message: int, size: int) -> int
 def _is_agreed(error: BaseException) -> bool:
     """Whether every rank raises the same."""
     ranks = sys.modules.get("nvdd_lammps.ranks")  # what isn't imported hasn't raised
-    return isinstance(error, _PerAtomVirial) or (ranks is not None and isinstance(error, ranks.AgreedError))
+    return ranks is not None and isinstance(error, ranks.AgreedError)
 
 
 def _wants_traceback(error: BaseException, kind: int, everywhere: bool) -> bool:

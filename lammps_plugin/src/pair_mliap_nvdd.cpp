@@ -186,13 +186,12 @@ void PairMLIAPNVDD::on_new_list()
     entries += list->numneigh[i];
     for (int jj = 0; jj < list->numneigh[i]; jj++) seen[list->firstneigh[i][jj] & NEIGHMASK] = 1;
   }
-  if (entries > INT_MAX)
-    fail(nvdd::FAILED_HERE, "more than 2^31 neighbor pairs on one rank: use more ranks");
+  if (3 * entries > INT_MAX) fail(nvdd::FAILED_HERE, "more than 7e8 neighbor pairs on one rank: use more ranks");
   listneighbors.clear();
   for (int j = 0; j < ntotal; j++)
     if (seen[j] && map[atom->type[j]] >= 0) listneighbors.push_back(j);
-  if ((size_t) entries > pair_i.size()) {
-    const size_t size = entries + entries / 16;
+  if ((size_t) entries >= pair_i.size()) {    // one more than there are entries: find_pairs writes before it decides
+    const size_t size = entries + entries / 16 + 1;
     // not resize(), which would copy what is about to be overwritten
     pair_i = std::vector<int>(size);
     pair_j = std::vector<int>(size);
@@ -206,8 +205,12 @@ void PairMLIAPNVDD::find_pairs()
   const int ntotal = atom->nlocal + atom->nghost;
   const double cutoff_squared = model.cutoff * model.cutoff;
   const double *const x = ntotal ? atom->x[0] : nullptr;
-  elems.resize(ntotal);
-  for (int i = 0; i < ntotal; i++) elems[i] = map[atom->type[i]];
+  this->elems.resize(ntotal);
+  for (int i = 0; i < ntotal; i++) this->elems[i] = map[atom->type[i]];
+  // local pointers, which the compiler knows that nothing else changes
+  const int *const elems = this->elems.data();
+  int *const pair_j = this->pair_j.data();
+  double *const rij = this->rij.data();
   iatoms.clear();
   ielems.clear();
   int n = 0;
@@ -218,18 +221,18 @@ void PairMLIAPNVDD::find_pairs()
     ielems.push_back(elems[i]);
     const double xi = x[3 * i], yi = x[3 * i + 1], zi = x[3 * i + 2];
     const int *const neighbors = list->firstneigh[i];
-    const int count = list->numneigh[i];
+    const int count = list->numneigh[i], first = n;
     for (int jj = 0; jj < count; jj++) {
       const int j = neighbors[jj] & NEIGHMASK;
       const double dx = x[3 * j] - xi, dy = x[3 * j + 1] - yi, dz = x[3 * j + 2] - zi;
-      if (!(dx * dx + dy * dy + dz * dz < cutoff_squared) || elems[j] < 0) continue;
-      pair_i[n] = i;
+      // written in any case and kept or not: a branch that can't be predicted costs more
       pair_j[n] = j;
       rij[3 * n] = dx;
       rij[3 * n + 1] = dy;
       rij[3 * n + 2] = dz;
-      n++;
+      n += (dx * dx + dy * dy + dz * dz < cutoff_squared) & (elems[j] >= 0);
     }
+    std::fill(pair_i.begin() + first, pair_i.begin() + n, i);
   }
   step.npairs = n;
   eatoms.assign(iatoms.size(), 0.0);
