@@ -49,6 +49,8 @@ class NVDDUnified:
         self.element_types: list[str] = list(self.meta.get("elements") or known)
         if not self.element_types:
             raise InputError(f"{name} takes any element: say which of them this model is for (elements=)")
+        if known and (unknown := sorted(set(self.element_types) - set(known))):
+            raise InputError(f"{name} does not know {', '.join(unknown)}; it knows {', '.join(known)}")
         self._numbers = [atomic_numbers[symbol] for symbol in self.element_types]
         if config.system_inputs or config.node_inputs - _CHARGES:
             inputs = sorted(config.system_inputs | (config.node_inputs - _CHARGES))

@@ -1,0 +1,95 @@
+"""What ranks do when one of them fails, in real LAMMPS; which devices and worlds are refused."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+import lammps_faults
+from lammps_runs import lmp, script
+from nvdd_lammps.ranks import AgreedError, check_size
+
+# In the library an agreed error is an exception on every rank, and the script goes on.
+LIBRARY = """
+import sys
+from lammps import lammps
+from mpi4py import MPI
+import lammps_faults
+for how in ("raise", "memory", "later"):
+    for attempt in range(2):  # the second time with a new model, in a group of its own
+        lmp = lammps(cmdargs=["-log", "none", "-screen", "none"])
+        lmp.set_show_error(False)
+        try:
+            lmp.commands_string(lammps_faults.DECK.format(model=how + "1.pkl") + "run 5")
+            text = "no error"
+        except Exception as error:
+            text = str(error).replace(chr(10), " ")
+        said = MPI.COMM_WORLD.gather(text)
+        if said and attempt:
+            print("SAID", how, said[0], "SAME" if len(set(said)) == 1 else said, flush=True)
+        lmp.close()
+# after an error the same instance goes on, once its model is given again
+lmp = lammps(cmdargs=["-log", "none", "-screen", "none"])
+lmp.set_show_error(False)
+try:
+    lmp.commands_string(lammps_faults.DECK.format(model="raise1.pkl") + "run 5")
+except Exception:
+    lmp.command("run 3")
+    print("WENT ON", lmp.get_thermo("pe") < 0 or "pe", flush=True)
+lmp.close()
+"""
+
+
+def seconds_to_end(run) -> float:
+    """Between the fault and the end of the last process."""
+    times = re.findall(r"^FAULT ([\d.]+)", run.err, re.MULTILINE)
+    assert times, run.out + run.err
+    return run.ended - float(times[0])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("faults")
+    for how in ("raise", "memory", "later", "behind", "kill"):
+        lammps_faults.save(path, how, 1)
+    return path
+
+
+def test_agreed_in_the_library(folder):
+    run = script(LIBRARY, 2, cwd=folder, limit=120)
+    assert run.code == 0, run.out + run.err
+    for how, what in (
+        ("raise", "ArithmeticError: this rank has had enough"),
+        ("memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"),
+        ("later", "ArithmeticError: this rank has had enough"),
+    ):
+        assert re.search(rf"SAID {how} .*rank 1 of 2 failed in phase 'forward': {re.escape(what)}.* SAME", run.out), run.out
+    assert run.out.count("WENT ON") == 2, run.out
+
+
+@pytest.mark.parametrize("how", ("raise", "behind", "kill"))
+def test_ends_all_ranks(folder, how):
+    """In `lmp`: exit status, one message, within ten seconds."""
+    start = time.time()
+    run = lmp(lammps_faults.DECK.format(model=f"{how}1.pkl") + "run 5", 2, cwd=folder, limit=90)
+    run.ended = start + run.seconds
+    assert run.code != 0, run.out + run.err
+    assert seconds_to_end(run) < 10, run.out + run.err
+    if how != "kill":
+        assert "ArithmeticError: this rank has had enough" in run.out + run.err
+        assert (run.out + run.err).count("ERROR") <= 2, run.out + run.err
+    steps = re.findall(r"^ +(\d+) ", run.out, re.MULTILINE)
+    assert "2" not in steps, "nothing goes on"
+
+
+def test_singletons_are_refused():
+    launched = {"PMI_RANK": "1", "PMI_SIZE": "4"}
+    with pytest.raises(AgreedError, match="mpirun has started 4 processes, but LAMMPS sees one rank"):
+        check_size(1, 1, launched)
+    check_size(4, 1, launched)
+    check_size(1, 4, launched)  # -partition 4x1
+    check_size(1, 1, {})
+    with pytest.raises(AgreedError, match="srun has started 2 processes"):
+        check_size(1, 1, {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"})
