@@ -313,7 +313,7 @@ def test_flipped_bytes_are_noticed(tmp_path, lj_file):
     at = whole.index(b"weights.safetensors") + 200
     whole[at] ^= 0xFF
     path.write_bytes(whole)
-    with pytest.raises(InputError, match="cut short .*Bad CRC-32"):
+    with pytest.raises(InputError, match=r"cut short .*Bad CRC-32"):
         load_file(path)
 
 
