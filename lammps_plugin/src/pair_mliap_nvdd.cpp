@@ -29,7 +29,7 @@ namespace {
 // adds the time of a block to a sum
 class Stopwatch {
  public:
-  explicit Stopwatch(double &sum) : sum(sum), start(std::chrono::steady_clock::now()) {}
+  explicit Stopwatch(double &total) : sum(total), start(std::chrono::steady_clock::now()) {}
   ~Stopwatch() { sum += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); }
 
  private:
@@ -204,21 +204,21 @@ void PairMLIAPNVDD::find_pairs()
 {
   const int ntotal = atom->nlocal + atom->nghost;
   const double cutoff_squared = model.cutoff * model.cutoff;
-  const double *const x = ntotal ? atom->x[0] : nullptr;
-  this->elems.resize(ntotal);
-  for (int i = 0; i < ntotal; i++) this->elems[i] = map[atom->type[i]];
-  // local pointers, which the compiler knows that nothing else changes
-  const int *const elems = this->elems.data();
-  int *const pair_j = this->pair_j.data();
-  double *const rij = this->rij.data();
+  elems.resize(ntotal);
+  for (int i = 0; i < ntotal; i++) elems[i] = map[atom->type[i]];
   iatoms.clear();
   ielems.clear();
+  // pointers of this function's own, which the compiler knows that no store changes
+  const double *const x = ntotal ? atom->x[0] : nullptr;
+  const int *const element = elems.data();
+  int *const j_of_pair = pair_j.data();
+  double *const r_of_pair = rij.data();
   int n = 0;
   for (int ii = 0; ii < list->inum; ii++) {
     const int i = list->ilist[ii];
-    if (elems[i] < 0) continue;
+    if (element[i] < 0) continue;
     iatoms.push_back(i);
-    ielems.push_back(elems[i]);
+    ielems.push_back(element[i]);
     const double xi = x[3 * i], yi = x[3 * i + 1], zi = x[3 * i + 2];
     const int *const neighbors = list->firstneigh[i];
     const int count = list->numneigh[i], first = n;
@@ -226,11 +226,11 @@ void PairMLIAPNVDD::find_pairs()
       const int j = neighbors[jj] & NEIGHMASK;
       const double dx = x[3 * j] - xi, dy = x[3 * j + 1] - yi, dz = x[3 * j + 2] - zi;
       // written in any case and kept or not: a branch that can't be predicted costs more
-      pair_j[n] = j;
-      rij[3 * n] = dx;
-      rij[3 * n + 1] = dy;
-      rij[3 * n + 2] = dz;
-      n += (dx * dx + dy * dy + dz * dz < cutoff_squared) & (elems[j] >= 0);
+      j_of_pair[n] = j;
+      r_of_pair[3 * n] = dx;
+      r_of_pair[3 * n + 1] = dy;
+      r_of_pair[3 * n + 2] = dz;
+      n += (dx * dx + dy * dy + dz * dz < cutoff_squared) & (element[j] >= 0);
     }
     std::fill(pair_i.begin() + first, pair_i.begin() + n, i);
   }
