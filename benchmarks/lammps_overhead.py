@@ -35,8 +35,8 @@ displace_atoms all random 0.05 0.05 0.05 77 units box
 velocity all create 1.44 87287 loop geom
 fix 1 all nve
 """
-ARRAYS = "elems iatoms ielems pair_i pair_j rij f".split()
-HOST_ARRAYS = "x types tags".split()
+ARRAYS = ["elems", "iatoms", "ielems", "pair_i", "pair_j", "rij", "f"]
+HOST_ARRAYS = ["x", "types", "tags"]
 
 
 class Idle:
@@ -112,7 +112,9 @@ def main() -> None:
         print(f"{'':16s} {'step':>8s} {'pair list':>10s} {'Python':>8s} {'pair forces':>12s}")
         for name, (step, _), parts in rows:
             python = parts.get("callback", 0.0) - parts.get("pair_forces", 0.0)
-            print(f"{name:16s} {step:8.2f} {parts.get('build', 0.0):10.2f} {python:8.3f} {parts.get('pair_forces', 0.0):12.2f}")
+            print(
+                f"{name:16s} {step:8.2f} {parts.get('build', 0.0):10.2f} {python:8.3f} {parts.get('pair_forces', 0.0):12.2f}"
+            )
 
 
 if __name__ == "__main__":
