@@ -332,6 +332,7 @@ def doctor(
 
 
 app.command("export")(lammps.export)
+app.command("lammps-check")(lammps.check)
 
 
 if __name__ == "__main__":

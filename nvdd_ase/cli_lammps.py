@@ -11,6 +11,9 @@ import typer
 from nvdd_ase import cli_input as given
 from nvdd_ase import cli_report as report
 from nvdd_ase.cli_options import Debug, Dtype, Options
+from nvdd_ase.doctor_check import MISSING, OK, WARNING
+
+_STYLE = {OK: "", WARNING: "yellow", MISSING: "red"}
 
 
 @report.readable_errors
@@ -38,9 +41,7 @@ def export(
     symbols = [symbol.strip() for symbol in elements.split(",") if symbol.strip()] if elements is not None else None
     with warnings.catch_warnings(record=True) as caught, report.err.status("loading, rebuilding and comparing"):
         warnings.simplefilter("always")
-        meta = export_model(
-            model, output, options=options, dtype=dtype, elements=symbols, allow_pickle=allow_pickle
-        )
+        meta = export_model(model, output, options=options, dtype=dtype, elements=symbols, allow_pickle=allow_pickle)
     for warning in caught:
         if "as a pickle" in str(warning.message):
             report.complain(f"warning: {warning.message}")
@@ -59,3 +60,26 @@ def export(
 
 def _count(elements: list[str]) -> str:
     return f"elements {', '.join(elements)}" if len(elements) <= 8 else f"{len(elements)} elements"
+
+
+@report.readable_errors
+def check(
+    target: Annotated[Path, typer.Argument(help="A deck, or a .nvdd file.", show_default=False)],
+    ranks: Annotated[int, typer.Option(help="Number of ranks to compare with one.")] = 2,
+    var: Annotated[
+        list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help="Variable of the deck; repeatable.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Run a deck for no steps in LAMMPS on 1 and on several ranks and compare; exit code 1 if they differ."""
+    from nvdd_lammps.check import findings
+
+    failed = False
+    with report.err.status("running LAMMPS"):
+        for finding in findings(target, ranks, var or []):
+            report.say(f"{finding.status:8} {finding.name:15} {finding.value}", style=_STYLE[finding.status])
+            if finding.remedy:
+                report.say(f"{'':25}{finding.remedy}", style=_STYLE[finding.status])
+            failed = failed or finding.status == MISSING
+    if failed:
+        raise typer.Exit(report.EXIT_UNUSABLE)
