@@ -1,4 +1,4 @@
-/* What the pair style and Python (bridge.py, through ctypes) tell each other. Plain structs in this order: a change
+/* What the pair style and Python (plugin_data.py, through ctypes) tell each other. Plain structs in this order: a change
    here is a change there; the two compare sizes when they meet. */
 #pragma once
 
