@@ -57,6 +57,7 @@ class Communicator:
         self.rank = group.rank() if group is not None else 0
         self.size = group.size() if group is not None else 1
         self.backend = "none"
+        self._registered = isinstance(group, dist.ProcessGroup)  # known to torch.distributed
         if group is not None:
             # of a process group: "nccl", "gloo", or "cpu:gloo,cuda:nccl"
             name = dist.get_backend(group) if self._registered else group.name()
@@ -234,11 +235,6 @@ class Communicator:
 
     # -- limits, and the end
 
-    @property
-    def _registered(self) -> bool:
-        """Whether torch.distributed knows the group."""
-        return isinstance(self.group, dist.ProcessGroup)
-
     def _native(self) -> Any:
         """The backend behind the group."""
         device = self.device if self.backend == "nccl" else torch.device("cpu")
@@ -274,13 +270,12 @@ class Communicator:
 
     def close(self) -> None:
         """Leaves the group, which this object must be the only one to hold: the peers' operations fail at once."""
-        registered = self._registered
         group, self.group = self.group, None
         if group is not None:
             with suppress(Exception):  # of a broken group
                 if self.backend == "nccl":  # whose orderly end waits for the peers
-                    dist.distributed_c10d._abort_process_group(group) if registered else group.abort()
-                elif registered:
+                    dist.distributed_c10d._abort_process_group(group) if self._registered else group.abort()
+                elif self._registered:
                     dist.destroy_process_group(group)
         del group
         self._in_flight = None  # whose requests hold the group's connections too

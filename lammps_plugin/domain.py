@@ -62,7 +62,9 @@ class Domain:
             self._topology = replace(self._topology, atomic_numbers=self._numbers(elements))
         self._elements = elements.copy()
         i, j, vectors = (self._put(n, a) for n, a in zip(("i", "j", "rij"), step.pairs(), strict=True))
-        pair = torch.stack([self._row_of_atom.index_select(0, i), self._row_of_atom.index_select(0, j)])
+        pair = torch.empty(2, step.n_pairs, dtype=torch.int64, device=self.comm.device)
+        for rows, atoms in zip(pair, (i, j), strict=True):
+            torch.index_select(self._row_of_atom, 0, atoms, out=rows)
         if rebuilt:
             self._check(pair)
         topology = self._topology

@@ -48,7 +48,7 @@ def step_of(data: Any) -> PluginStep | PythonStep | KokkosStep:
     """The step behind ML-IAP's data object."""
     if getattr(data, "host", None) is not None:
         return PluginStep(data)
-    lmp = _attached[0] if _attached else None
+    lmp = next((lmp for lmp in _attached if getattr(lmp, "lmp", lmp) is not None), None)  # None: it has been closed
     return KokkosStep(data, lmp) if hasattr(data, "forward_exchange") else PythonStep(data, lmp)
 
 
@@ -247,15 +247,15 @@ class KokkosStep(_Attached):
             torch.cuda.synchronize()  # LAMMPS's stream is not torch's
 
     def device(self) -> str | None:
-        """Where LAMMPS's arrays are, and so the model must be."""
-        return str(torch.as_tensor(self.data.elems).device) if self.on_gpu and self.n_total else None
+        """Where LAMMPS's arrays are, and so the model must be; None for the CPU."""
+        return f"cuda:{torch.cuda.current_device()}" if self.on_gpu else None
 
     def _array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         if not self.on_gpu:
             return super()._array(name, shape, dtype)
         if 0 in shape:
-            return torch.empty(shape, dtype=torch.float64 if dtype is np.float64 else torch.int32, device="cuda")
-        return torch.as_tensor(getattr(self.data, name), device="cuda")[: shape[0]]
+            return torch.empty(shape, dtype=torch.float64 if dtype is np.float64 else torch.int32, device=self.device())
+        return torch.as_tensor(getattr(self.data, name), device=self.device())[: shape[0]]
 
     def list_atoms(self) -> np.ndarray:
         """(n_list,) LAMMPS's number of each atom in the list."""
@@ -296,11 +296,10 @@ class KokkosStep(_Attached):
         elif self.n_pairs:
             import cupy
 
-            forces = forces.to(torch.float64).contiguous()
+            array = cupy.from_dlpack(forces.contiguous())  # which all versions of LAMMPS know how to point to
             torch.cuda.synchronize()
-            self.data.update_pair_forces_gpu(cupy.from_dlpack(forces)) if hasattr(
-                self.data, "update_pair_forces_gpu"
-            ) else self.data.update_pair_forces(cupy.from_dlpack(forces))
+            self.data.update_pair_forces(array)
+            torch.cuda.synchronize()  # the tensor is gone after this
 
 
 def _to_numpy(array: Any) -> np.ndarray:

@@ -272,7 +272,7 @@ def _mpi_comm(handle: Handle) -> Any:
         ) from error
     comm = MPI.COMM_WORLD if handle.mpi is None else handle.mpi
     if isinstance(comm, int):
-        comm = MPI.Comm.fromhandle(comm)
+        comm = MPI.Comm.fromhandle(comm % (1 << 32) if comm < 0 else comm)  # MPICH's handles are ints; mpi4py wants a size_t
     if (comm.Get_rank(), comm.Get_size()) != (handle.rank, handle.size):
         raise InputError(
             f"mpi4py sees rank {comm.Get_rank()} of {comm.Get_size()} where LAMMPS has rank {handle.rank} of {handle.size}: "

@@ -89,9 +89,9 @@ class NVDDUnified:
             Exception: on this rank alone, where others have left the evaluation: the caller must abort MPI.
         """
         step = hosts.step_of(data)
-        if self.world is None or self.world.handle != step.world():
-            self._join(step)
         try:
+            if self.world is None or self.world.handle != step.world():
+                self._join(step)
             with self.world.evaluation():
                 self._evaluate(step)
         except BaseException:
@@ -121,13 +121,14 @@ class NVDDUnified:
             )
         handle = step.world()
         check_size(handle.size, step.partitions)
-        device = step.device() if isinstance(step, hosts.KokkosStep) else None
-        world = World(handle, device)
-        self.wrapper.to(world.comm.device)
-        self._model = DistributedModel(self.wrapper, DomainConfig(mesh=world.comm), report_phase=self._enter)
+        device = step.device() or "cpu" if isinstance(step, hosts.KokkosStep) else None
+        self.world = world = World(handle, device)
+        with world.evaluation():  # the model may not fit on one rank's GPU
+            self.wrapper.to(world.comm.device)
+            self._model = DistributedModel(self.wrapper, DomainConfig(mesh=world.comm), report_phase=self._enter)
         charges = sorted(self.wrapper.model_config.node_inputs)
         positions = strategy is not ForceStrategy.EDGE_VECTORS
-        self.world, self.domain = world, Domain(world.comm, self._numbers, positions, charges)
+        self.domain = Domain(world.comm, self._numbers, positions, charges)
         if handle.rank == 0 and not self._announced:
             self._announce(step)
         self._announced = True

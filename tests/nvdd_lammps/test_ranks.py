@@ -54,6 +54,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("faults")
     for how in ("raise", "memory", "later", "behind", "kill"):
         lammps_models.save(path, how, 1)
+    lammps_models.save(path, "raise", 9)  # a rank that there is not
     return path
 
 
@@ -93,3 +94,21 @@ def test_singletons_are_refused():
     check_size(1, 1, {})
     with pytest.raises(AgreedError, match="srun has started 2 processes"):
         check_size(1, 1, {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"})
+
+
+def test_partitions_are_worlds_of_their_own(folder):
+    """-partition 2x1 1: the groups of two worlds are made at once, of different sizes."""
+    deck = "variable w world a b\n" + lammps_models.DECK.format(model="raise9.pkl") + 'run 5\nprint "PE $(pe:%.12g)" file pe.$w\n'
+    run = lmp(deck, 3, "-partition", "2", "1", cwd=folder, limit=90)
+    assert run.code == 0, run.out + run.err
+    two, one = ((folder / f"pe.{w}").read_text().split()[1] for w in "ab")
+    assert float(two) == pytest.approx(float(one), rel=1e-10)
+    assert "nvdd: 2 rank(s)" in run.out and "nvdd: 1 rank(s)" in run.out
+    assert "type 1 -> Ar (Z=18)" in run.out
+
+
+def test_devices_are_checked(folder):
+    run = lmp(lammps_models.DECK.format(model="raise9.pkl") + "run 0", 2, cwd=folder, limit=90, env={"NVDD_DEVICE": "cuda:7"})
+    assert run.code != 0
+    assert "device 'cuda:7': rank 0" in run.out + run.err and "sees no GPU there" in run.out + run.err
+    assert "Traceback" not in run.err
