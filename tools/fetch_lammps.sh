@@ -14,6 +14,7 @@ if [ -f "$target/cmake/CMakeLists.txt" ]; then
   echo "$target"
   exit
 fi
+rm -rf "$target"
 
 apt=$folder/apt
 mkdir -p "$apt"/lists/partial "$apt"/archives/partial "$apt"/download
@@ -32,6 +33,9 @@ if [ -z "$archive" ]; then
 fi
 rm -rf "$target.partial"
 mkdir "$target.partial"
-tar -xf "$archive" -C "$target.partial" --strip-components=1
-mv "$target.partial" "$target"
+tar -xf "$archive" -C "$target.partial"
+# some archives have one folder around everything
+found=$(find "$target.partial" -maxdepth 3 -path '*/cmake/CMakeLists.txt' | head -n 1)
+mv "${found%/cmake/CMakeLists.txt}" "$target"
+rm -rf "$target.partial"
 echo "$target"
