@@ -9,6 +9,11 @@ PACKAGES = {
     "nvdd.specs": "specs",
     "nvdd.models": "models",
     "nvdd_ase": "nvdd_ase",
+    "nvdd_lammps": "lammps_plugin",
 }
 
-setup(packages=list(PACKAGES), package_dir=PACKAGES)
+setup(
+    packages=list(PACKAGES),
+    package_dir=PACKAGES,
+    package_data={"nvdd_lammps": ["src/*.cpp", "src/*.h"]},  # compiled at first use: nvdd_lammps/build.py
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +32,11 @@ _LEAST = 0.01  # s; gloo takes a time-out of zero for none
 class Communicator:
     """The ranks of one process group; without a group, a single rank.
 
+    Args:
+        group: a process group of torch.distributed; or a bare backend (``ProcessGroupGloo``, ``ProcessGroupNCCL``),
+            which works without torch.distributed's default group.
+        device: where this rank computes.
+
     Attributes:
         rank, size: this rank's number, and how many there are.
         device: where this rank computes.
@@ -45,17 +51,18 @@ class Communicator:
     check would cost a synchronisation and is left out.)
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
+    def __init__(self, group: Any = None, device: torch.device | str = "cpu") -> None:
         self.group = group
         self.device = torch.device(device)
-        self.rank = dist.get_rank(group) if group is not None else 0
-        self.size = dist.get_world_size(group) if group is not None else 1
+        self.rank = group.rank() if group is not None else 0
+        self.size = group.size() if group is not None else 1
         self.backend = "none"
+        self._registered = isinstance(group, dist.ProcessGroup)  # known to torch.distributed
         if group is not None:
-            name = dist.get_backend(group)  # "nccl", "gloo", or "cpu:gloo,cuda:nccl"
+            # of a process group: "nccl", "gloo", or "cpu:gloo,cuda:nccl"
+            name = dist.get_backend(group) if self._registered else group.name()
             table = dict(p.split(":") for p in name.split(",")) if ":" in name else {}
             self.backend = table.get(self.device.type, name)
-            self._global_ranks = dist.get_process_group_ranks(group)
         self.deadline: float | None = None
         self.doing: tuple[int, str] | None = None
         self._operations = 0
@@ -122,7 +129,9 @@ class Communicator:
     def _exchange_direct(self, send: Tensor, send_counts, recv: Tensor, recv_counts, site: str) -> None:
         # over NCCL one all_to_all is a point-to-point message for each pair of ranks that has rows
         with self._guard(f"exchange {self._sequence} ({site})"):
-            dist.all_to_all_single(recv, send, list(recv_counts), list(send_counts), group=self.group)
+            options = dist.AllToAllOptions()
+            options.asyncOp = False
+            _wait(self.group.alltoall_base(recv, send, list(recv_counts), list(send_counts), options))
 
     def _exchange_tagged(self, send: Tensor, send_counts, recv: Tensor, recv_counts, site: str) -> None:
         """Each message is announced by a header; rows are only received once it is what this rank expects."""
@@ -137,18 +146,17 @@ class Communicator:
         of = [p for p in range(self.size) if recv_counts[p]]
         what = f"exchange {self._sequence} ({site})"
         with self._guard(what) as limit:
-            peer = self._global_ranks
-            works = [dist.isend(header, peer[p], self.group, _HEADER_TAG) for p in to]
-            works += [dist.isend(sends[p], peer[p], self.group, _ROWS_TAG) for p in to]
+            works = [self.group.send([header], p, _HEADER_TAG) for p in to]
+            works += [self.group.send([sends[p]], p, _ROWS_TAG) for p in to]
             headers = [torch.empty(_HEADER, dtype=torch.uint8) for _ in of]
-            heard = [dist.irecv(h, peer[p], self.group, _HEADER_TAG) for h, p in zip(headers, of, strict=True)]
+            heard = [self.group.recv([h], p, _HEADER_TAG) for h, p in zip(headers, of, strict=True)]
             for work in heard:
                 work.wait(*limit)
         self._in_flight = (works, header, outgoing)  # they outlive an error that is raised here
         for h, p in zip(headers, of, strict=True):
             self._check(h, p, width, site)
         with self._guard(what) as limit:
-            works += [dist.irecv(recvs[p], peer[p], self.group, _ROWS_TAG) for p in of]
+            works += [self.group.recv([recvs[p]], p, _ROWS_TAG) for p in of]
             for work in works:
                 work.wait(*limit)
         self._in_flight = None
@@ -178,7 +186,9 @@ class Communicator:
             else value.detach().clone(memory_format=torch.contiguous_format)
         )
         with self._guard(f"{op} over ranks ({site})"):
-            dist.all_reduce(out, _OPS[op], group=self.group)
+            options = dist.AllreduceOptions()
+            options.reduceOp, options.asyncOp = _OPS[op], False
+            _wait(self.group.allreduce([out], options))
         return out.to(value.device) if staged else out
 
     def all_gather_object(self, value: Any, site: str = "") -> list[Any]:
@@ -187,10 +197,18 @@ class Communicator:
             return [value]
         for trace in active_traces():
             trace.setup[site or "all_gather_object"] += 1
-        out: list[Any] = [None] * self.size
+        body = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         with self._guard(f"gathering objects ({site})"):
-            dist.all_gather_object(out, value, group=self.group)
-        return out
+            lengths = [int(n) for n in self._all_gather(torch.tensor([len(body)]))]
+            bodies = self._all_gather(torch.nn.functional.pad(body, (0, max(lengths) - len(body))))
+        return [pickle.loads(bytes(b[:n].cpu().numpy())) for b, n in zip(bodies, lengths, strict=True)]
+
+    def _all_gather(self, value: Tensor) -> list[Tensor]:
+        """The ``value`` of every rank, of one shape on all."""
+        value = value.to(self.device if self.backend == "nccl" else "cpu")
+        everyone = [torch.empty_like(value) for _ in range(self.size)]
+        _wait(self.group.allgather([everyone], [value]))
+        return everyone
 
     def broadcast(self, value: Tensor, root: int = 0, site: str = "") -> Tensor:
         """The ``value`` of rank ``root``, on every rank; the others give a tensor of its shape, dtype and device."""
@@ -200,7 +218,9 @@ class Communicator:
             trace.setup[site or "broadcast"] += 1
         out = value.detach().to(self.device if self.backend == "nccl" else "cpu").contiguous()
         with self._guard(f"broadcast from rank {root} ({site})"):
-            dist.broadcast(out, self._global_ranks[root], group=self.group)
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor, options.asyncOp = root, 0, False
+            _wait(self.group.broadcast([out], options))
         return out.to(value.device)
 
     def transpose_counts(self, counts: Sequence[int], site: str = "") -> list[int]:
@@ -209,14 +229,16 @@ class Communicator:
             return list(counts)
         for trace in active_traces():
             trace.setup[site or "counts"] += 1
-        device = self.device if self.backend == "nccl" else torch.device("cpu")
-        mine = torch.tensor(list(counts), dtype=torch.int64, device=device)
-        everyone = [torch.empty_like(mine) for _ in range(self.size)]
         with self._guard(f"counts of rows ({site})"):
-            dist.all_gather(everyone, mine, group=self.group)
+            everyone = self._all_gather(torch.tensor(list(counts), dtype=torch.int64))
         return torch.stack(everyone)[:, self.rank].tolist()
 
     # -- limits, and the end
+
+    def _native(self) -> Any:
+        """The backend behind the group."""
+        device = self.device if self.backend == "nccl" else torch.device("cpu")
+        return self.group._get_backend(device) if self._registered else self.group
 
     @contextmanager
     def _guard(self, what: str) -> Iterator[tuple]:
@@ -231,7 +253,7 @@ class Communicator:
         if self.deadline is not None and self.backend == "gloo":
             left = timedelta(seconds=min(_NO_LIMIT, max(_LEAST, self.deadline - time.monotonic())))
             limit = (left,)
-            self.group._get_backend(torch.device("cpu"))._set_default_timeout(left)
+            self._native()._set_default_timeout(left)
         self._operations += 1
         self.doing = (self._operations, what)
         try:
@@ -243,9 +265,8 @@ class Communicator:
 
     def abort(self) -> None:
         """Breaks off what this rank is in, from another thread. Over gloo nothing can: `deadline` bounds that."""
-        group = self.group
-        if group is not None and self.backend == "nccl":
-            group._get_backend(self.device).abort()
+        if self.group is not None and self.backend == "nccl":
+            self._native().abort()
 
     def close(self) -> None:
         """Leaves the group, which this object must be the only one to hold: the peers' operations fail at once."""
@@ -253,11 +274,16 @@ class Communicator:
         if group is not None:
             with suppress(Exception):  # of a broken group
                 if self.backend == "nccl":  # whose orderly end waits for the peers
-                    dist.distributed_c10d._abort_process_group(group)
-                else:
+                    dist.distributed_c10d._abort_process_group(group) if self._registered else group.abort()
+                elif self._registered:
                     dist.destroy_process_group(group)
         del group
         self._in_flight = None  # whose requests hold the group's connections too
+
+
+def _wait(work: Any) -> None:
+    if work is not None:  # None: already in the stream
+        work.wait()
 
 
 def _row_bytes(rows: Tensor) -> int:

@@ -195,6 +195,11 @@ def from_calculator(calculator: Any) -> LennardJonesModelWrapper | None:
     return LennardJonesModelWrapper(epsilon=p.epsilon, sigma=p.sigma, cutoff=p.rc, **smooth)
 
 
+def rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> LennardJonesModelWrapper:
+    """The potential with the given ``options``; see ``LennardJonesModelWrapper.options``."""
+    return LennardJonesModelWrapper(dtype=dtype, **configuration)
+
+
 FAMILY = ModelFamily(
     name="lj",
     description="Lennard-Jones pair potential",
@@ -210,6 +215,8 @@ FAMILY = ModelFamily(
     },
     licence="MIT",
     from_calculator=from_calculator,
+    configuration=lambda wrapper: dict(wrapper.options),
+    rebuild=rebuild,
 )
 
 

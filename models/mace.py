@@ -293,6 +293,18 @@ def _from_calculator(calc: Any) -> MACEWrapper | None:
     return MACEWrapper(copy.deepcopy(calc.models[0]), head=calc.head).eval().requires_grad_(False)
 
 
+def _configuration(wrapper: MACEWrapper) -> dict[str, Any]:
+    from nvdd.models.mace_configuration import configuration
+
+    return configuration(wrapper)
+
+
+def _rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> MACEWrapper:
+    from nvdd.models.mace_configuration import rebuild
+
+    return rebuild(configuration, dtype)
+
+
 FAMILY = ModelFamily(
     name="mace",
     description="MACE, equivariant messages of higher order (eager e3nn models)",
@@ -302,4 +314,6 @@ FAMILY = ModelFamily(
     install=_INSTALL,
     licence="package MIT; weights as their authors state: MACE-MP MIT, MACE-OFF, OMAT and MATPES models ASL",
     from_calculator=_from_calculator,
+    configuration=_configuration,
+    rebuild=_rebuild,
 )

@@ -38,6 +38,10 @@ class ModelFamily:
         install: command that installs it.
         licence: licence of the package and of its weights, as far as stated.
         from_calculator: makes a wrapper of the family's own ASE calculator, or returns None if it is not one.
+        configuration: what a wrapper is made of, as JSON can hold it; raises InputError with the reason if that
+            can't be told. None if the family has no such description.
+        rebuild: ``rebuild(configuration, dtype)`` makes a wrapper on the CPU into which the ``state_dict()`` of
+            the original can be loaded.
     """
 
     name: str
@@ -49,6 +53,8 @@ class ModelFamily:
     install: str = ""
     licence: str = ""
     from_calculator: Callable[[Any], Any | None] | None = None
+    configuration: Callable[[Any], dict[str, Any]] | None = None
+    rebuild: Callable[[dict[str, Any], Any], Any] | None = None
 
     def installed(self) -> bool:
         """Whether the family's package can be imported."""
@@ -88,7 +94,7 @@ def load(model: str, *, dtype: Any = None, **options: Any) -> Any:
     check(model, options)
     family, _, checkpoint = model.partition(":")
     if family == "py":
-        return _load_user_model(model, checkpoint, dtype, options)
+        return _load_user_model(model, dtype, options)
     return families()[family].build(checkpoint or None, dtype=dtype, **options)
 
 
@@ -119,8 +125,10 @@ def check(model: str, options: Iterable[str] = ()) -> None:
         )
 
 
-def _load_user_model(model: str, path: str, dtype: Any, options: dict[str, Any]) -> Any:
-    module_name, _, attribute = path.partition(":")
+def user_attribute(model: str) -> Any:
+    """What ``"py:module:attribute"`` names: a wrapper, or what makes one."""
+    check(model)
+    _, module_name, attribute = model.split(":", 2)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -128,9 +136,13 @@ def _load_user_model(model: str, path: str, dtype: Any, options: dict[str, Any])
             f"{model!r}: no module {error.name!r} on the path {sys.path[:3]}...; put its folder on PYTHONPATH"
         ) from error
     try:
-        value = functools.reduce(getattr, attribute.split("."), module)
+        return functools.reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
         raise InputError(f"{model!r}: module {module_name!r} has no {attribute!r}") from error
+
+
+def _load_user_model(model: str, dtype: Any, options: dict[str, Any]) -> Any:
+    value = user_attribute(model)
     if _is_wrapper(value) and not isinstance(value, type):
         if options:
             raise InputError(f"{model!r} is a model, not a function that makes one: it takes no options, got {options}")

@@ -36,6 +36,7 @@ class SevenNetWrapper(torch.nn.Module, BaseModelMixin):
     Attributes:
         model: the module.
         modal: the fidelity in use, or None.
+        checkpoint_config: the configuration from which sevenn builds the model; None if it is not from a checkpoint.
 
     Raises:
         InputError: the module is no eager serial SevenNet model, uses fused kernels, or needs another modal.
@@ -47,6 +48,7 @@ class SevenNetWrapper(torch.nn.Module, BaseModelMixin):
         super().__init__()
         self._blocks = _blocks(model)
         self.model = model
+        self.checkpoint_config: dict[str, Any] | None = None
         self.modal, index = _modal(getattr(model, "modal_map", None) or {}, modal)
         self.model_config = ModelConfig(
             neighbor_config=NeighborConfig(cutoff=float(model.cutoff)),
@@ -81,7 +83,9 @@ class SevenNetWrapper(torch.nn.Module, BaseModelMixin):
                 downloaded), a file that is no SevenNet checkpoint; and what the class raises.
         """
         _import_sevenn()
-        wrapper = cls(_load(_find(name_or_path)), modal=modal)
+        model, config = _load(_find(name_or_path))
+        wrapper = cls(model, modal=modal)
+        wrapper.checkpoint_config = config
         return wrapper.to(dtype=dtype or torch.float32).eval().requires_grad_(False)
 
     def forward(self, data: Batch) -> ModelOutputs:
@@ -164,12 +168,14 @@ def _modal(modals: dict[str, int], modal: str | None) -> tuple[str | None, int]:
 # --- files --------------------------------------------------------------------------------------------------
 
 
-def _load(path: Path) -> torch.nn.Module:
+def _load(path: Path) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The model, and the configuration from which it was built."""
     from sevenn.checkpoint import SevenNetCheckpoint
 
     try:
         with _default_dtype(torch.float32):  # sevenn mixes the default type with float32 otherwise
-            return SevenNetCheckpoint(path).build_model()
+            checkpoint = SevenNetCheckpoint(path)
+            return checkpoint.build_model(), checkpoint.config
     except Exception as error:  # whatever a file of another kind leads to
         raise InputError(
             f"{path} can't be read as a SevenNet checkpoint: {type(error).__name__}: {error}. Take the .pth "
@@ -238,6 +244,18 @@ def _from_calculator(calc: Any) -> SevenNetWrapper | None:
     return wrapper.eval().requires_grad_(False)
 
 
+def _configuration(wrapper: SevenNetWrapper) -> dict[str, Any]:
+    from nvdd.models.sevenn_configuration import configuration
+
+    return configuration(wrapper)
+
+
+def _rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> SevenNetWrapper:
+    from nvdd.models.sevenn_configuration import rebuild
+
+    return rebuild(configuration, dtype)
+
+
 FAMILY = ModelFamily(
     name="sevenn",
     description="SevenNet, equivariant message passing for 89 elements (weights come with the package)",
@@ -248,4 +266,6 @@ FAMILY = ModelFamily(
     install=_INSTALL,
     licence="package MIT; the weights in it carry no statement of their own",
     from_calculator=_from_calculator,
+    configuration=_configuration,
+    rebuild=_rebuild,
 )

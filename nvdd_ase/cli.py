@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nvdd_ase import cli_input as given
+from nvdd_ase import cli_lammps as lammps
 from nvdd_ase import cli_report as report
 from nvdd_ase.cli_options import (
     Debug,
@@ -328,6 +329,10 @@ def doctor(
     report.out.print(render(found))
     if not healthy(found):
         raise typer.Exit(report.EXIT_UNUSABLE)
+
+
+app.command("export")(lammps.export)
+app.command("lammps-check")(lammps.check)
 
 
 if __name__ == "__main__":

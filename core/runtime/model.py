@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from nvdd.cells import volume
 from nvdd.config import DomainConfig, StrategyKind
 from nvdd.data import Batch
 from nvdd.errors import DistributedOpError, InputError
+from nvdd.exchange import counted_once
 from nvdd.model_config import EdgeLayout, NeighborListFormat
 from nvdd.partition import SpatialPartitioner
 from nvdd.policy import HaloStoragePolicy
@@ -131,31 +134,81 @@ class DistributedModel:
             volumes = [volume(c) for c in batch.cell.detach().cpu().numpy()] if needs_volume else []
             graph = self.graphs.update(batch)
             self._phase("edges")
-            rows = graph.edge_rows
-            meta = ShardMeta(
-                graph.topology.plan,
-                batch.n_systems,
-                graph.topology.n_phantom,
-                self.spec.distribution.policy,
-                {} if rows is None else {"edges": rows.edges, "bonds": rows.bonds},
-            )
             if create_graph and batch.positions.requires_grad:
                 device = self.comm.device
                 graph = graph.differentiable(batch.positions.to(device), batch.cell.to(device))
-            try:
-                return self._evaluate(batch, graph, meta, volumes, wanted, create_graph)
-            finally:
-                meta.release()
+            with self._partition(graph, batch.n_systems) as meta:
+                forward = self._forward(batch, graph, meta, wanted, create_graph)
+                self._phase("consolidate")
+                values = self._consolidate(volumes, meta, graph.topology.system, forward, wanted)
+            if not create_graph:
+                values = {name: value.detach() for name, value in values.items()}
+            self._phase(None)
+            return DistributedOutputs(graph.topology.ids, values, meta.n_halo, graph.receiver.shape[0])
 
-    def _evaluate(
-        self,
-        batch: Batch,
-        graph: LocalGraph,
-        meta: ShardMeta,
-        volumes: list[float],
-        wanted: set[str],
-        create_graph: bool,
-    ) -> DistributedOutputs:
+    def shares(self, batch: Batch, graph: LocalGraph, outputs: Iterable[str]) -> dict[str, Tensor]:
+        """What this rank contributes, of a graph that was made elsewhere; sums over ranks are left to the caller.
+
+        Args:
+            batch: inputs of this rank's rows, ``[owned | halo]``; ``graph.topology.rows`` are their numbers.
+            graph: the edges of this rank, and its exchange plan. Every rank calls at once.
+            outputs: names of what to compute.
+
+        Returns:
+            Of ``energy`` (1,) eV and ``virial`` (1, 3, 3) eV this rank's share; ``energies`` (n_counted,) eV and
+            ``forces`` (n_counted, 3) eV/A of owned atoms; ``pair_forces`` (E, 3) eV/A, dE/d(edge vector), from
+            models of edge vectors. The energy is always there. All float64.
+
+        Raises:
+            DistributedOpError: as from a call.
+            InputError: the model has no such output.
+        """
+        wanted = set(outputs)
+        self.timings = {}
+        with torch.inference_mode(False), torch.enable_grad(), self._partition(graph, batch.n_systems) as meta:
+            forward = self._forward(batch, graph, meta, wanted, create_graph=False)
+            self._phase("consolidate")
+            values = {"energy": forward.energy.by_system}
+            for name in wanted - {"energy"}:
+                if name in forward.derived:
+                    value = forward.derived[name]
+                    values[name] = value[: meta.n_counted] if name == "forces" else value
+                elif name == "energies":
+                    values[name] = forward.energy.per_atom()
+                elif name == "virial":
+                    values[name] = self._virial_share(batch, forward.raw, meta)
+                else:
+                    values[name] = self._as_returned(name, forward.raw, meta)
+            self._phase(None)
+        return {name: value.detach() for name, value in values.items()}
+
+    def _virial_share(self, batch: Batch, raw: Mapping[str, Tensor], meta: ShardMeta) -> Tensor:
+        """Of a model that returns stress itself."""
+        stress = self._as_returned("stress", raw, meta).reshape(-1, 3, 3)
+        declared = self.spec.outputs.get("stress")
+        if declared is None or declared.reduce is not Reduce.ALL_REDUCE:
+            stress = counted_once(stress, meta.comm)
+        return stress * stress.new_tensor([volume(c) for c in batch.cell.detach().cpu().numpy()])[:, None, None]
+
+    @contextmanager
+    def _partition(self, graph: LocalGraph, n_systems: int) -> Iterator[ShardMeta]:
+        """The partition behind the tensors of one forward."""
+        rows = graph.edge_rows
+        meta = ShardMeta(
+            graph.topology.plan,
+            n_systems,
+            graph.topology.n_phantom,
+            self.spec.distribution.policy,
+            {} if rows is None else {"edges": rows.edges, "bonds": rows.bonds},
+        )
+        try:
+            yield meta
+        finally:
+            meta.release()
+
+    def _forward(
+        self, batch: Batch, graph: LocalGraph, meta: ShardMeta, wanted: set[str], create_graph: bool
+    ) -> _Forward:
         leaf_type = EdgeVectorLeaf if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS else PositionLeaf
         leaf = leaf_type(batch, graph, meta, self.layout, self.wrapper.dtype)
         self._phase("forward")
@@ -164,16 +217,10 @@ class DistributedModel:
         check_roles(raw, self.spec, meta)
         energy = Energy.of(raw, self.spec, meta, graph.topology.system)
         self._phase("backward")
-        derived = self._derive(leaf, energy, raw, wanted, create_graph)
-        self._phase("consolidate")
-        values = self._consolidate(volumes, meta, graph.topology.system, raw, energy, derived, wanted)
-        if not create_graph:
-            values = {name: value.detach() for name, value in values.items()}
-        self._phase(None)
-        return DistributedOutputs(graph.topology.ids, values, meta.n_halo, graph.receiver.shape[0])
+        return _Forward(raw, energy, self._derive(leaf, energy, raw, wanted, create_graph))
 
     def _derive(self, leaf, energy: Energy, raw, wanted: set[str], create_graph: bool) -> dict[str, Tensor]:
-        names = set()
+        names = wanted & {"pair_forces"}
         if "forces" in wanted and "forces" not in raw:
             names.add("forces")
         if wanted & {"stress", "virial"} and "stress" not in raw:
@@ -195,8 +242,9 @@ class DistributedModel:
         return leaf.derive(energy.differentiated, names, create_graph)
 
     def _consolidate(
-        self, volumes: list[float], meta: ShardMeta, system: Tensor, raw, energy: Energy, derived, wanted: set[str]
+        self, volumes: list[float], meta: ShardMeta, system: Tensor, forward: _Forward, wanted: set[str]
     ) -> dict[str, Tensor]:
+        raw, energy, derived = forward.raw, forward.energy, forward.derived
         shares = {"energy": energy.by_system}
         if "virial" in derived:
             shares["virial"] = derived["virial"]
@@ -209,9 +257,7 @@ class DistributedModel:
         if "virial" not in wanted:
             values.pop("virial", None)
         if "energies" in wanted:
-            if energy.by_atom is None:
-                raise InputError("this model gives no per-atom energies")
-            values["energies"] = energy.by_atom
+            values["energies"] = energy.per_atom()
         if "forces" in derived:
             values["forces"] = derived["forces"][: meta.n_counted]
         if "virials" in derived:
@@ -228,6 +274,15 @@ class DistributedModel:
         declared = self.spec.outputs.get(name)
         per_atom = declared is not None and declared.kind is OutputKind.PER_NODE
         return value[: meta.n_counted] if per_atom else value
+
+
+@dataclass(frozen=True, eq=False)
+class _Forward:
+    """What the model returned, its energy, and what was derived from that."""
+
+    raw: Mapping[str, Tensor]
+    energy: Energy
+    derived: dict[str, Tensor]
 
 
 def _over_volume(virial: Tensor, volumes: list[float], system: Tensor | None = None) -> Tensor:

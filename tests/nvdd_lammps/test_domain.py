@@ -1,0 +1,138 @@
+"""When the map of ghosts is made anew, and what must change without that; on one rank, by stand-ins."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from ase import Atoms
+
+from lammps_data import FakeLammps, HostData, KokkosData, Subdomain, plugin_data
+from nvdd.communicator import Communicator
+from nvdd.errors import CommunicationError, InputError
+from nvdd_lammps import hosts
+from nvdd_lammps.domain import Domain
+from nvdd_lammps.ranks import AgreedError
+
+ELEMENTS = ["Ar", "Ne"]
+COMM = SimpleNamespace(rank=0, size=1, allgather=lambda value: [value])
+
+
+def subdomain(n: int = 5, **options) -> Subdomain:
+    x = np.random.default_rng(1).uniform(0, 6, (6, 3))[:n]
+    return Subdomain(Atoms("ArNeArNeArAr"[: 2 * n], x, cell=[6, 6, 7], pbc=True), ELEMENTS, 0, 1, 4.0, **options)
+
+
+@pytest.fixture
+def domain():
+    return Domain(Communicator(None), [18, 10], positions=False, charges=())
+
+
+@pytest.fixture(autouse=True)
+def attached(monkeypatch):
+    monkeypatch.setattr(hosts, "_attached", [])
+
+
+def plugin(sub: Subdomain, generation: int = 1, **host):
+    data = plugin_data(sub, pytest.importorskip("mpi4py.MPI", reason="the stand-in's world is MPI's").COMM_WORLD, generation=generation)
+    vars(data.host).update(host)
+    return hosts.step_of(data)
+
+
+def python(sub: Subdomain):
+    hosts.attach(FakeLammps(sub, COMM))
+    return hosts.step_of(HostData(sub))
+
+
+def kokkos(sub: Subdomain):
+    return hosts.step_of(KokkosData(sub, COMM))
+
+
+def test_the_plugins_generation(domain):
+    sub = subdomain()
+    for generation, builds in ((1, 1), (1, 1), (2, 2), (3, 3), (3, 3)):
+        domain.update(plugin(sub, generation))
+        assert domain.n_builds == builds
+
+
+@pytest.mark.parametrize("step", (python, kokkos))
+def test_evidence(domain, step):
+    """Equal numbers of atoms, ghosts and pairs prove nothing: another order of the same atoms is another map."""
+    sub = subdomain()
+    for _ in range(2):
+        domain.update(step(sub))
+    assert domain.n_builds == 1
+    ghosts = np.arange(sub.n_local, len(sub.x))
+    order = np.concatenate([np.arange(sub.n_local), np.roll(ghosts, 1)])
+    other = subdomain()
+    place = np.argsort(order)
+    other.index, other.x, other.tags, other.elements = (a[order] for a in (sub.index, sub.x, sub.tags, sub.elements))
+    other.pair_i, other.pair_j = place[sub.pair_i].astype(np.int32), place[sub.pair_j].astype(np.int32)
+    _, before = domain.update(step(sub))
+    _, after = domain.update(step(other))
+    assert domain.n_builds == 2
+    np.testing.assert_array_equal(before.pair, after.pair)
+    listed = subdomain()
+    listed.listed = sub.listed[::-1].copy()
+    domain.update(step(listed))
+    assert domain.n_builds == 3
+
+
+def test_types_change_without_a_new_list(domain):
+    """As fix atom/swap does."""
+    sub = subdomain()
+    batch, _ = domain.update(plugin(sub))
+    assert batch.atomic_numbers.tolist() == [18 - 8 * (sub.elements[a]) for a in sub.listed]
+    sub.elements = 1 - sub.elements
+    swapped, graph = domain.update(plugin(sub))
+    assert swapped.atomic_numbers.tolist() == [28 - z for z in batch.atomic_numbers.tolist()]
+    assert graph.topology.atomic_numbers.tolist() == swapped.atomic_numbers.tolist()
+    assert domain.n_builds == 1
+
+
+def test_atoms_come_and_go(domain):
+    for generation, n in enumerate((5, 6, 3, 0, 4)):
+        sub = subdomain(n)
+        batch, graph = domain.update(plugin(sub, generation))
+        assert graph.topology.ids.numel() == n and graph.topology.n_phantom == (n == 0)
+        assert len(batch.atomic_numbers) == max(n, 1) and graph.vectors.shape == sub.rij.shape
+        assert graph.topology.atoms_per_system.tolist() == [n]
+
+
+def test_nothing_old_is_used_after_a_failure(domain):
+    domain.update(plugin(subdomain()))
+    broken = subdomain()
+    broken.tags[:] = 1
+    for _ in range(2):
+        with pytest.raises(InputError, match="two atoms have the id 1"):
+            domain.update(plugin(broken, 2))
+    domain.update(plugin(subdomain(), 2))
+    assert domain.n_builds == 2
+
+
+def test_refused(domain):
+    sub = subdomain()
+    with pytest.raises(AgreedError, match="atoms have no ids"):
+        domain.update(plugin(sub, tags=None))
+    sub.elements[sub.listed[0]] = -1
+    with pytest.raises(InputError, match="of a type that pair_coeff maps to NULL"):
+        domain.update(plugin(sub, 2))
+    hidden = subdomain(null=(1,))
+    hidden.pair_j[0] = np.flatnonzero(hidden.index == 1)[0]
+    with pytest.raises(CommunicationError, match="name an atom that no rank has"):
+        domain.update(plugin(hidden, 3))
+    with pytest.raises(AgreedError, match="use atom_style charge"):
+        Domain(Communicator(None), [18, 10], False, ["charges"]).update(plugin(subdomain()))
+
+
+def test_images_are_whole_cell_vectors():
+    domain = Domain(Communicator(None), [18, 10], positions=True, charges=())
+    sub = subdomain()
+    batch, graph = domain.update(plugin(sub))
+    x = batch.positions.numpy()
+    receiver, sender = graph.pair.numpy()
+    np.testing.assert_allclose(x[sender] + graph.shift.numpy() @ sub.cell - x[receiver], sub.rij, atol=1e-12)
+    sub.x[-1] += 0.1
+    with pytest.raises(CommunicationError, match="away from every periodic image"):
+        domain.update(plugin(sub, 2))
