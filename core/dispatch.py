@@ -195,6 +195,11 @@ def dispatch(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         if handler.predicate(call):
             return _fire(handler, call)
     if call.has(Role.SENDER, Role.RECEIVER, Role.EDGE_INDEX):
+        to_atoms = any(s._role.is_index and s._of == "atoms" for s in call.shards)
+        if call.meta.distributed and to_atoms and not call.inplace:  # to the model the values are global ids
+            from nvdd.handlers.distributed import global_ids
+
+            return func(*_map(args, global_ids), **dict(zip(kwargs, _map(kwargs.values(), global_ids), strict=True)))
         raise call.refuse(
             "the values of an edge index are rows of this rank's atoms and of its halo; a comparison or arithmetic "
             "with them has another outcome on each rank",
@@ -208,6 +213,11 @@ def dispatch(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
             "Build on data.edge_vectors, or declare force_strategy=ForceStrategy.POSITIONS in the model's spec",
         )
     raise call.refuse("the operation may mix rows of atoms or edges, which are divided over ranks")
+
+
+def _map(values: Any, change: Callable[[Any], Any]) -> list:
+    """``change`` of each value, also inside lists and tuples."""
+    return [type(v)(_map(v, change)) if type(v) in (list, tuple) else change(v) for v in values]
 
 
 def _fire(handler: Handler, call: Call) -> Any:

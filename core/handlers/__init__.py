@@ -7,8 +7,8 @@ from importlib import import_module
 
 # Handlers are tried in this order: stand-ins and indices before what they index, rows before their features.
 FAMILIES = (
-    "inspect", "anchor", "index", "gather", "scatter", "system", "count", "derivative", "script", "elementwise", "features",
-    "products",
+    "inspect", "anchor", "index", "distributed", "gather", "scatter", "system", "count", "derivative", "script",
+    "elementwise", "features", "products",
 )  # fmt: skip
 
 

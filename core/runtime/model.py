@@ -138,6 +138,7 @@ class DistributedModel:
                 graph.topology.n_phantom,
                 self.spec.distribution.policy,
                 {} if rows is None else {"edges": rows.edges, "bonds": rows.bonds},
+                directory=graph.topology.directory,
             )
             if create_graph and batch.positions.requires_grad:
                 device = self.comm.device
