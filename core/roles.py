@@ -12,7 +12,7 @@ from nvdd.communicator import Communicator
 from nvdd.directory import AtomDirectory
 from nvdd.errors import DistributedOpError
 from nvdd.plan import ExchangePlan
-from nvdd.policy import HaloStoragePolicy, StoragePolicy
+from nvdd.policy import HaloStoragePolicy, LocalStoragePolicy, ShardedStoragePolicy, StoragePolicy
 
 
 class Role(Enum):
@@ -112,9 +112,19 @@ class ShardMeta:
         return isinstance(self.policy, HaloStoragePolicy) and self.policy.scatter_mode == "halo_correction"
 
     @property
+    def reads_remote(self) -> bool:
+        """Whether the model may read computed rows of other ranks; not with `LocalStoragePolicy`."""
+        return not isinstance(self.policy, LocalStoragePolicy)
+
+    @property
+    def writes_remote(self) -> bool:
+        """Whether the model may add to rows of other ranks."""
+        return self.reads_remote and not (self.distributed and self.policy.scatter_mode == "local")
+
+    @property
     def distributed(self) -> bool:
         """Whether the values of indices are global ids to the model (sharded storage)."""
-        return getattr(self.policy, "gather_mode", None) == "distributed"
+        return isinstance(self.policy, ShardedStoragePolicy)
 
     @property
     def atom_directory(self) -> AtomDirectory:

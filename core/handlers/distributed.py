@@ -18,7 +18,7 @@ from nvdd.handlers.carriers import of_parameters
 from nvdd.handlers.reads import READS, parts, read
 from nvdd.handlers.rows import positive
 from nvdd.plan import ExchangePlan
-from nvdd.roles import ShardMeta
+from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, adopt, promote, to_local
 
 
@@ -27,7 +27,7 @@ def _are_ids(index: Any) -> bool:
     if not isinstance(index, ShardTensor) or not index._meta.distributed:
         return False
     integer = not index.dtype.is_floating_point and index.dtype is not torch.bool
-    return integer and (index._role.has_rows) and index._role.name != "SYSTEM_INDEX"
+    return integer and index._role.has_rows and index._role is not Role.SYSTEM_INDEX
 
 
 def global_ids(index: Tensor) -> Tensor:
@@ -120,6 +120,11 @@ def scatter_by_id(call: Call):
         raise call.refuse("global ids write along another dimension than the first")
     if isinstance(source, ShardTensor) and source._role is not index._role:
         raise call.refuse(f"the ids stand for: {index._role.value}; what is written has: {source._role.value}")
+    if not meta.writes_remote:
+        raise call.refuse(
+            f"{meta.policy} sends no sums to other ranks, and this adds to rows of other ranks",
+            "Scatter over receivers, or use ShardedStoragePolicy()",
+        )
     plan, rows = _plan(call, index)
     plain, values = to_local(target), to_local(source)
     if index._role.is_atoms and meta.n_phantom:  # which counts nowhere

@@ -15,13 +15,15 @@ from nvdd.data import Batch
 from nvdd.errors import DistributedOpError, InputError
 from nvdd.model_config import EdgeLayout, NeighborListFormat
 from nvdd.partition import SpatialPartitioner
-from nvdd.policy import HaloStoragePolicy
+from nvdd.policy import HaloStoragePolicy, LocalStoragePolicy, ShardedStoragePolicy
 from nvdd.roles import ShardMeta
 from nvdd.runtime.graph import GraphBuilder, LocalGraph
 from nvdd.runtime.leaves import EdgeVectorLeaf, PositionLeaf
 from nvdd.runtime.outputs import DistributedOutputs, Energy, check_roles, sum_systems
 from nvdd.shard_tensor import to_local
 from nvdd.specs import ForceStrategy, MLIPSpec, OutputKind, Reduce
+
+_SPATIAL = (HaloStoragePolicy, ShardedStoragePolicy, LocalStoragePolicy)
 
 
 class DistributedModel:
@@ -79,8 +81,11 @@ class DistributedModel:
                 "message-passing models) or pass spec="
             )
         policy = self.spec.distribution.policy
-        if not isinstance(policy, HaloStoragePolicy):
-            raise InputError(f"strategy 'halo' needs a HaloStoragePolicy in the model's spec, not {policy}")
+        if not isinstance(policy, _SPATIAL):
+            raise InputError(
+                f"strategy 'halo' divides atoms in space, and needs a spec whose policy is one of "
+                f"{', '.join(p.__name__ for p in _SPATIAL)}; this one has {policy}"
+            )
 
     @property
     def available_outputs(self) -> set[str]:
