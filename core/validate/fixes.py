@@ -1,0 +1,111 @@
+"""Rules that change a spec where an attempt failed in a way that the rule knows.
+
+A rule proposes, the validator decides: a changed spec counts only if every output passes in every geometry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from nvdd.policy import HaloStoragePolicy
+from nvdd.specs import ForceStrategy, MLIPSpec, OutputKind, OutputSpec, Reduce
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One change of a spec.
+
+    Attributes:
+        rule: name of the rule.
+        output: the output that it is about, if any.
+        value: kind or strategy that it sets, if any.
+    """
+
+    rule: str
+    output: str = ""
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.rule}({self.output})" if self.output else self.rule
+
+
+def _outputs(spec: MLIPSpec, name: str, declared: OutputSpec) -> MLIPSpec:
+    return replace(spec, outputs={**spec.outputs, name: declared})
+
+
+def _declare(spec: MLIPSpec, fix: Fix) -> MLIPSpec:
+    return _outputs(spec, fix.output, OutputSpec(OutputKind(fix.value)))
+
+
+def _promote(spec: MLIPSpec, fix: Fix) -> MLIPSpec:
+    return _outputs(spec, fix.output, OutputSpec(OutputKind.PER_GRAPH, Reduce.ALL_REDUCE))
+
+
+def _drop(spec: MLIPSpec, fix: Fix) -> MLIPSpec:
+    return _outputs(spec, fix.output, replace(spec.outputs[fix.output], reduce=Reduce.NONE))
+
+
+def _policy(spec: MLIPSpec, **changes: str) -> MLIPSpec:
+    policy = replace(spec.distribution.policy, **changes)
+    return replace(spec, distribution=replace(spec.distribution, policy=policy))
+
+
+# rule -> what it does to a spec. The first three are the usual suspects; the order is that of the attempts.
+RULES: dict[str, Callable[[MLIPSpec, Fix], MLIPSpec]] = {
+    "declare_output": _declare,
+    "drop_extra_all_reduce": _drop,
+    "promote_to_all_reduce": _promote,
+    "force_strategy": lambda spec, fix: replace(spec, force_strategy=ForceStrategy(fix.value)),
+    "halo_correction_to_fetch": lambda spec, fix: _policy(spec, gather_mode="halo_fetch", scatter_mode="local"),
+    "halo_correction_to_local": lambda spec, fix: _policy(spec, gather_mode="halo_read", scatter_mode="local"),
+}
+
+
+def apply_fixes(spec: MLIPSpec, fixes: Iterable[Fix]) -> MLIPSpec:
+    """The spec after all fixes."""
+    for fix in fixes:
+        spec = RULES[fix.rule](spec, fix)
+    return spec
+
+
+def propose(
+    spec: MLIPSpec,
+    kinds: Mapping[str, OutputKind],
+    problems: frozenset[str],
+    failed: Iterable[str],
+    returned: frozenset[str],
+) -> list[Fix]:
+    """The fixes that suit what went wrong, best first.
+
+    Args:
+        spec: of the attempt that failed.
+        kinds: kind of each output that the wrapper returns.
+        problems: kinds of its diagnoses (`nvdd.validate.diagnosis`), as ``kind`` or ``kind:output``.
+        failed: outputs that did not pass.
+        returned: outputs that the wrapper returns.
+    """
+    fixes = []
+    for name, kind in sorted(kinds.items()):
+        declared = spec.outputs.get(name)
+        if (
+            declared is None
+            or declared.kind is OutputKind.UNKNOWN
+            or (declared.kind is not kind and {f"wrong-kind:{name}", f"wrong-shape:{name}"} & problems)
+        ):
+            fixes.append(Fix("declare_output", name, kind.value))
+    for name, declared in sorted(spec.outputs.items()):
+        if declared.reduce is Reduce.ALL_REDUCE and f"times-world-size:{name}" in problems:
+            fixes.append(Fix("drop_extra_all_reduce", name))
+        unsummed = {f"not-known-summed:{name}", f"share:{name}"} & problems
+        if unsummed and declared.kind is OutputKind.PER_GRAPH and declared.reduce is not Reduce.ALL_REDUCE:
+            fixes.append(Fix("promote_to_all_reduce", name))
+    strategy = spec.force_strategy
+    if "stand-in" in problems and strategy is ForceStrategy.EDGE_VECTORS:
+        # a model that differentiates by positions itself returns the forces
+        other = ForceStrategy.MODEL_INTERNAL if "forces" in returned else ForceStrategy.POSITIONS
+        fixes.append(Fix("force_strategy", value=other.value))
+    policy = spec.distribution.policy
+    if isinstance(policy, HaloStoragePolicy) and policy.scatter_mode == "halo_correction" and (set(failed) or problems):
+        fixes += [Fix("halo_correction_to_fetch"), Fix("halo_correction_to_local")]
+    return fixes
