@@ -38,7 +38,7 @@ class Call:
 
     def __init__(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         self.name, self.inplace = op_name(func)
-        if kwargs:
+        if kwargs and "::" not in self.name:
             kwargs = {_NUMPY_NAMES.get(k, k): v for k, v in kwargs.items()}
             if not args and "input" in kwargs and "condition" not in kwargs:
                 args = (kwargs.pop("input"),)
@@ -168,9 +168,12 @@ def register(*ops: str, when: str, does: str, predicate: Callable[[Call], bool])
 
 @lru_cache(maxsize=1)
 def _load_handlers() -> bool:
-    from nvdd.handlers import load
+    from nvdd.handlers import FAMILIES, load
 
     load()
+    place = {family: k for k, family in enumerate(FAMILIES)}
+    for handlers in _REGISTRY.values():  # whatever imported their modules first
+        handlers.sort(key=lambda handler: place.get(handler.family, len(place)))
     return True
 
 

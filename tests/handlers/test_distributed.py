@@ -12,7 +12,17 @@ from nvdd import Batch, DistributedModel, DomainConfig, dispatch_trace
 from nvdd.communicator import Communicator
 from nvdd.neighbors import attach_neighbors
 
-STRUCTURES = ("argon", "triclinic", "tiny cell", "gas", "wire", "pair", "argon, gas", "pair, triclinic", "tiny cell, wire")
+STRUCTURES = (
+    "argon",
+    "triclinic",
+    "tiny cell",
+    "gas",
+    "wire",
+    "pair",
+    "argon, gas",
+    "pair, triclinic",
+    "tiny cell, wire",
+)
 
 
 def systems(structure: str) -> list:
@@ -69,7 +79,9 @@ def test_forces_are_derivatives():
         def energy(step: float, wrapper=wrapper) -> float:
             moved = parity.structure("triclinic").copy()
             moved.positions[7, 1] += step
-            return float(wrapper(attach_neighbors(Batch.from_atoms(moved), sharded_models.CUTOFF))["energies"].sum().detach())
+            return float(
+                wrapper(attach_neighbors(Batch.from_atoms(moved), sharded_models.CUTOFF))["energies"].sum().detach()
+            )
 
         _, forces = single_process(model, "triclinic")
         assert abs(-(energy(1e-4) - energy(-1e-4)) / 2e-4 - forces[7, 1]) < 1e-7 * max(1.0, np.abs(forces).max())

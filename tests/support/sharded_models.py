@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import torch
 from torch import nn
 
@@ -24,7 +23,9 @@ class _Base(nn.Module, BaseModelMixin):
 
     def distribution_spec(self, strategy=None) -> MLIPSpec:
         return MLIPSpec(
-            DistributionSpec(ShardedStoragePolicy()), SPEC_MPNN_HALO.outputs, force_strategy=SPEC_MPNN_HALO.force_strategy
+            DistributionSpec(ShardedStoragePolicy()),
+            SPEC_MPNN_HALO.outputs,
+            force_strategy=SPEC_MPNN_HALO.force_strategy,
         )
 
     def radial(self, data: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,7 +81,9 @@ class OutOfRange(_Base):
         h = self.species[data.atomic_numbers]
         r, _ = self.radial(data)
         filled = torch.where(r < 3.0, data.senders, 10**6)
-        return ModelOutputs(energies=h[:, 0] + torch.zeros_like(h[:, 0]).index_add(0, data.receivers, h[filled][:, 0] * r))
+        return ModelOutputs(
+            energies=h[:, 0] + torch.zeros_like(h[:, 0]).index_add(0, data.receivers, h[filled][:, 0] * r)
+        )
 
 
 class MadeLocal(_Base):
@@ -92,7 +95,9 @@ class MadeLocal(_Base):
         h = self.species[data.atomic_numbers]
         r, rbf = self.radial(data)
         h = to_local(torch.zeros_like(h).index_add(0, data.receivers, rbf))
-        return ModelOutputs(energies=torch.zeros_like(h[:, 0]).index_add(0, data.receivers, r * h[data.senders + 0][:, 0]))
+        return ModelOutputs(
+            energies=torch.zeros_like(h[:, 0]).index_add(0, data.receivers, r * h[data.senders + 0][:, 0])
+        )
 
 
 class HaloPolicy(Equilibrated):
@@ -100,8 +105,6 @@ class HaloPolicy(Equilibrated):
 
     def distribution_spec(self, strategy=None) -> MLIPSpec:
         return SPEC_MPNN_HALO
-
-
 
 
 class ScatterLocal(ComputedIds):
