@@ -44,7 +44,7 @@ class _Rule:
 _RULES = (
     _Rule(
         "missing-op-adapter",
-        r"\b(?!aten::)([a-zA-Z_]\w*::\w+)\(",
+        r"(\w+::\w+)\(.*has no OpAdapter for it",
         "the custom op {0} is opaque to nvdd, and no OpAdapter says what it does with atoms and edges",
         "Declare OpAdapter(op=torch.ops.<namespace>.<op>.default, arg_transforms=..., output_transforms=...) in "
         "spec.distribution.custom_ops: GatherInputs() for inputs whose neighbour rows the kernel reads, ScatterOutputs() or "
@@ -52,10 +52,35 @@ _RULES = (
     ),
     _Rule(
         "double-padding",
+        r"would pad rows twice",
+        "GatherInputs is declared for rows that are padded already: {error}",
+        "Drop GatherInputs() from the adapter's arg_transforms: under halo_read every per-atom tensor has its halo rows",
+    ),
+    _Rule(
+        "missing-gather-inputs",
+        r"(\w+::\w+)\(.*it has owned rows only, and the kernel gets senders.*arg_transforms=\{(\d+): GatherInputs",
+        "the kernel of {0} reads neighbours in its argument {1}, which has owned rows only",
+        "Declare arg_transforms={{{1}: GatherInputs()}} in its OpAdapter",
+    ),
+    _Rule(
+        "missing-output-transform",
+        r"(\w+::\w+)\(.*result (\d+): it has neither a transform nor a role",
+        "the OpAdapter of {0} doesn't say what its result {1} is",
+        "Declare output_transforms={{{1}: ScatterOutputs()}} for sums into rows of atoms (SliceOutputsOwned() under halo_fetch), "
+        "AllReduceSum() for sums over atoms, or output_roles={{{1}: Role.OWNED}} for rows that are final",
+    ),
+    _Rule(
+        "adapter-rows",
+        r"(\w+::\w+)\((?:.*)(?:this has shape|takes rows of atoms|takes owned and halo rows|is for this rank's rows)",
+        "the OpAdapter of {0} and the rows that it gets don't fit: {error}",
+        "Compare the transforms with what the kernel reads and allocates",
+    ),
+    _Rule(
+        "double-padding",
         r"a tensor of shape (\(.*?\)) was given where (\d+) (owned|owned and halo) rows of (\w+) are expected",
         "a transform got {0} where {1} {2} rows are expected: the tensor has the rows already, or has lost them",
         "Drop GatherInputs() from arguments that are padded already (every per-atom tensor is, under halo_read), and "
-        "ScatterOutputs()/SliceOutputsOwned() from outputs that have owned rows",
+        "ScatterOutputs() or SliceOutputsOwned() from outputs that have owned rows",
     ),
     _Rule(
         "index-values",
@@ -93,7 +118,7 @@ _RULES = (
     ),
     _Rule(
         "scripted-op",
-        r"a scripted (?:module|function)|scripted function|TorchScript",
+        r"scripted code does with it|a scripted (?:module|function)|TorchScript",
         "TorchScript code hides its gathers and scatters from nvdd: {error}",
         "Use the eager function (not torch.jit.script), gather and scatter outside it, or declare a JitAdapter with an eager "
         "replacement",
@@ -113,7 +138,7 @@ _RULES = (
     _Rule(
         "severed-graph",
         r"does not depend on the geometry|does not require grad and does not have a grad_fn"
-        r"|One of the differentiated Tensors appears to not have been used",
+        r"|differentiated Tensors? .*appears? to not have been used",
         "the energy does not depend on the geometry through autograd: the graph is severed",
         "Look for no_grad, detach, .data, NumPy, or a custom op without register_autograd between data.edge_vectors and the "
         "energies; a model that predicts forces by itself declares ForceStrategy.DIRECT",
@@ -158,7 +183,8 @@ def translate(error: BaseException) -> Diagnosis:
             groups = match.groups()
             output = groups[0] if rule.kind in ("not-known-summed", "undeclared-output", "wrong-kind") else ""
             text = rule.text.format(*groups, error=_brief(message))
-            return Diagnosis(rule.kind, text, rule.remedy, output)
+            remedy = rule.remedy.format(*groups) if "{{" in rule.remedy else rule.remedy
+            return Diagnosis(rule.kind, text, remedy, output)
     if isinstance(error, DistributedOpError):
         return Diagnosis("refused-op", _brief(message), "The message says what is possible instead")
     return Diagnosis(
@@ -179,5 +205,7 @@ def _message(error: BaseException) -> str:
 
 
 def _brief(message: str) -> str:
+    """The first sentence."""
     line = message.strip().splitlines()[0] if message.strip() else "no message"
-    return (line if len(line) <= 400 else line[:400] + "...").rstrip(".")
+    sentence = re.split(r"(?<=[^.])\. (?=[A-Z])", line)[0]
+    return (sentence if len(sentence) <= 400 else sentence[:400] + " ...").rstrip(".")

@@ -30,25 +30,20 @@ class Fix:
         return f"{self.rule}({self.output})" if self.output else self.rule
 
 
-def _outputs(spec: MLIPSpec, name: str, declared: OutputSpec) -> MLIPSpec:
-    return replace(spec, outputs={**spec.outputs, name: declared})
-
-
 def _declare(spec: MLIPSpec, fix: Fix) -> MLIPSpec:
-    return _outputs(spec, fix.output, OutputSpec(OutputKind(fix.value)))
+    return spec.with_outputs({fix.output: OutputSpec(OutputKind(fix.value))})
 
 
 def _promote(spec: MLIPSpec, fix: Fix) -> MLIPSpec:
-    return _outputs(spec, fix.output, OutputSpec(OutputKind.PER_GRAPH, Reduce.ALL_REDUCE))
+    return spec.with_outputs({fix.output: OutputSpec(OutputKind.PER_GRAPH, Reduce.ALL_REDUCE)})
 
 
 def _drop(spec: MLIPSpec, fix: Fix) -> MLIPSpec:
-    return _outputs(spec, fix.output, replace(spec.outputs[fix.output], reduce=Reduce.NONE))
+    return spec.with_outputs({fix.output: replace(spec.outputs[fix.output], reduce=Reduce.NONE)})
 
 
-def _policy(spec: MLIPSpec, **changes: str) -> MLIPSpec:
-    policy = replace(spec.distribution.policy, **changes)
-    return replace(spec, distribution=replace(spec.distribution, policy=policy))
+def _halo(spec: MLIPSpec, gather_mode: str) -> MLIPSpec:
+    return spec.with_policy(replace(spec.distribution.policy, gather_mode=gather_mode, scatter_mode="local"))
 
 
 # rule -> what it does to a spec. The first three are the usual suspects; the order is that of the attempts.
@@ -56,9 +51,9 @@ RULES: dict[str, Callable[[MLIPSpec, Fix], MLIPSpec]] = {
     "declare_output": _declare,
     "drop_extra_all_reduce": _drop,
     "promote_to_all_reduce": _promote,
-    "force_strategy": lambda spec, fix: replace(spec, force_strategy=ForceStrategy(fix.value)),
-    "halo_correction_to_fetch": lambda spec, fix: _policy(spec, gather_mode="halo_fetch", scatter_mode="local"),
-    "halo_correction_to_local": lambda spec, fix: _policy(spec, gather_mode="halo_read", scatter_mode="local"),
+    "force_strategy": lambda spec, fix: spec.with_force_strategy(ForceStrategy(fix.value)),
+    "halo_correction_to_fetch": lambda spec, fix: _halo(spec, "halo_fetch"),
+    "halo_correction_to_local": lambda spec, fix: _halo(spec, "halo_read"),
 }
 
 

@@ -98,13 +98,31 @@ def _rows(tensor: Tensor, batch: Batch | None) -> tuple[str, Tensor]:
     return "edges", plain
 
 
+@dataclass(frozen=True)
+class Divergence:
+    """The first module whose output differs.
+
+    Attributes:
+        module: its name.
+        text: how much, and in which rows.
+        crossing: whether all wrong rows are edges from, or atoms next to, another rank's atoms, and there are right ones.
+    """
+
+    module: str
+    text: str
+    crossing: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def first_divergence(
     reference: Sequence[LayerOutput],
     edges: np.ndarray,
     ranks: Sequence[tuple[np.ndarray, np.ndarray, Sequence[LayerOutput]]],
     rtol: float,
-) -> str | None:
-    """Names the first module whose output differs; None if none does.
+) -> Divergence | None:
+    """The first module whose output differs; None if none does.
 
     Args:
         reference: of the single process.
@@ -112,13 +130,14 @@ def first_divergence(
         ranks: ids, edges and records of each rank.
         rtol: of the largest value of the module's output.
     """
-    order = _order(edges)
+    order, across = _order(edges), _across(edges, [ids for ids, _, _ in ranks])
     for k, expected in enumerate(reference):
         parts = [records[k] if k < len(records) else None for _, _, records in ranks]
         for rank, part in enumerate(parts):
             if part is None or part.name != expected.name:
                 other = "nothing more" if part is None else part.name
-                return f"rank {rank} calls {other} where the single process calls {expected.name}"
+                text = f"rank {rank} calls {other} where the single process calls {expected.name}"
+                return Divergence(expected.name, text)
         kind = parts[0].kind
         if any(p.kind != kind for p in parts) or kind not in ("atoms", "edges", "systems"):
             continue
@@ -131,24 +150,41 @@ def first_divergence(
             found = np.empty_like(expected.value)
             values = np.concatenate([p.value for p in parts])
             if values.shape != found.shape:
-                return f"{expected.name}: shape {values.shape}, in the single process {found.shape}"
+                return _shapes(expected.name, values, found)
             found[place] = values
             pairs = [(kind, found, expected.value)]
         for what, value, wanted in pairs:
             if value.shape != wanted.shape:
-                return f"{expected.name}: shape {value.shape}, in the single process {wanted.shape}"
+                return _shapes(expected.name, value, wanted)
             error = np.abs(value - wanted)
             if not wanted.size or not np.isfinite(wanted).all():
                 continue
             limit = rtol * max(float(np.abs(wanted).max()), 1e-300)
             if not float(np.nanmax(error)) <= limit or np.isnan(error).any():
                 rows = np.unique(np.argwhere(~(error <= limit))[:, 0])
-                return (
+                crossing = kind in ("atoms", "edges") and 0 < len(rows) < len(wanted) and set(rows) <= across[kind]
+                text = (
                     f"{expected.name} is the first module whose output differs: by {np.nanmax(error):.2e} "
                     f"(largest value {np.abs(wanted).max():.2e}), in {len(rows)} of {len(wanted)} rows of {what} "
                     f"({', '.join(map(str, rows[:5]))}{', ...' * (len(rows) > 5)})"
                 )
+                return Divergence(
+                    expected.name, text + ", all of them next to another rank's atoms" * crossing, crossing
+                )
     return None
+
+
+def _shapes(name: str, value: np.ndarray, wanted: np.ndarray) -> Divergence:
+    return Divergence(name, f"{name}: shape {value.shape}, in the single process {wanted.shape}")
+
+
+def _across(edges: np.ndarray, ids: Sequence[np.ndarray]) -> dict[str, set[int]]:
+    """Edges between atoms of two ranks, and the atoms at their ends."""
+    owner = np.zeros(sum(map(len, ids)), np.int64)
+    for rank, mine in enumerate(ids):
+        owner[mine] = rank
+    crossing = owner[edges[:, 0]] != owner[edges[:, 1]]
+    return {"edges": set(np.flatnonzero(crossing)), "atoms": set(edges[crossing, :2].ravel())}
 
 
 def _order(edges: np.ndarray) -> np.ndarray:

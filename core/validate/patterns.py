@@ -10,6 +10,7 @@ import numpy as np
 from nvdd.validate.diagnosis import Diagnosis
 
 _RATIO = 1e-5  # how well a ratio must be uniform to count as one
+_MANY = 6  # numbers; of fewer any ratio may be an accident
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,27 @@ class Wrong:
 
 
 def recognise(wrong: Sequence[Wrong], passed: Mapping[str, set[str]], n_ranks: int) -> list[Diagnosis]:
-    """Diagnoses for outputs that do not pass; ``passed`` has the geometries in which each output does."""
+    """Diagnoses for outputs that do not pass; ``passed`` has the geometries in which each output does.
+
+    A ratio or a permutation in one geometry is no accident; that only certain rows are wrong must hold in all.
+    """
     found: dict[str, Diagnosis] = {}
-    for item in wrong:
-        for diagnosis in _of_one(item, n_ranks):
-            found.setdefault(diagnosis.key, diagnosis)
     for output in dict.fromkeys(w.output for w in wrong):
-        where = {w.geometry for w in wrong if w.output == output}
-        diagnosis = _of_geometries(output, where, passed.get(output, set()))
+        mine = [w for w in wrong if w.output == output]
+        for diagnosis in (d for w in mine for d in _of_numbers(w, n_ranks)):
+            found.setdefault(diagnosis.key, diagnosis)
+        of_rows = [{d.kind: d for d in _of_rows(w)} for w in mine if w.per_atom and w.found.shape == w.reference.shape]
+        if of_rows and not any(d.output == output for d in found.values()):
+            for kind, diagnosis in of_rows[0].items():
+                if all(kind in others for others in of_rows):
+                    found.setdefault(diagnosis.key, diagnosis)
+        diagnosis = _of_geometries(output, {w.geometry for w in mine}, passed.get(output, set()))
         if diagnosis is not None:
             found.setdefault(diagnosis.key, diagnosis)
     return list(found.values())
 
 
-def _of_one(item: Wrong, n_ranks: int) -> list[Diagnosis]:
+def _of_numbers(item: Wrong, n_ranks: int) -> list[Diagnosis]:
     name, at = item.output, f"[{item.geometry}]"
     found, wanted = item.found, item.reference
     if found.shape != wanted.shape:
@@ -107,10 +115,13 @@ def _of_one(item: Wrong, n_ranks: int) -> list[Diagnosis]:
         if np.isclose(ratio, -1, rtol=_RATIO):
             text = f"{name} {at} has the opposite sign"
             return [Diagnosis("sign", text, "Check edge_layout.vector, and the sign of forces or virial", name)]
-        text = f"{name} {at} is {ratio:.6g} times the single process's"
-        return [
-            Diagnosis("scaled", text, "Look for a factor that depends on how atoms are divided (a count, a mean)", name)
-        ]
+        if wanted.size >= _MANY and abs(ratio - 1) > 1e-3:
+            text = f"{name} {at} is {ratio:.6g} times the single process's"
+            return [
+                Diagnosis(
+                    "scaled", text, "Look for a factor that depends on how atoms are divided (a count, a mean)", name
+                )
+            ]
     if not item.per_atom:
         different = any(np.abs(v - item.by_rank[0]).max() > _RATIO * scale for v in item.by_rank[1:])
         if different:
@@ -121,11 +132,7 @@ def _of_one(item: Wrong, n_ranks: int) -> list[Diagnosis]:
                 )
             ]
         return []
-    return _of_rows(item, name, at, scale)
-
-
-def _of_rows(item: Wrong, name: str, at: str, scale: float) -> list[Diagnosis]:
-    flat, wanted = (v.reshape(len(v), -1) for v in (item.found, item.reference))
+    flat, wanted = (v.reshape(len(v), -1) for v in (found, wanted))
     key = lambda rows: rows[np.lexsort(np.round(rows / scale, 9).T[::-1])]
     if np.allclose(key(flat), key(wanted), rtol=0, atol=1e-7 * scale):
         text = f"{name} {at} has the right rows at the wrong atoms"
@@ -134,6 +141,14 @@ def _of_rows(item: Wrong, name: str, at: str, scale: float) -> list[Diagnosis]:
                 "permuted", text, "Rows belong to data's atoms in data's order; look for a sort or an index", name
             )
         ]
+    return []
+
+
+def _of_rows(item: Wrong) -> list[Diagnosis]:
+    """What the wrong rows have in common."""
+    name, at = item.output, f"[{item.geometry}]"
+    flat, wanted = (v.reshape(len(v), -1) for v in (item.found, item.reference))
+    scale = np.abs(wanted).max(initial=0.0)
     bad = np.abs(flat - wanted).max(1) > 1e-7 * scale
     out = []
     if item.boundary.any() and not item.boundary.all() and bad.any() and not (bad & ~item.boundary).any():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +55,9 @@ def evaluate(
         energy = _energy(raw, local)
         gradient, virial = None, None
         if energy is not None and energy.requires_grad:
-            gradient, virial = torch.autograd.grad(energy.sum(), (positions, strain), allow_unused=True)
+            # a model that has differentiated itself may have let go of the graph
+            with suppress(RuntimeError) if "forces" in raw else nullcontext():
+                gradient, virial = torch.autograd.grad(energy.sum(), (positions, strain), allow_unused=True)
     if energy is not None:
         values["energy"] = energy.detach().cpu().numpy()
     if gradient is not None:

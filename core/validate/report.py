@@ -11,6 +11,7 @@ from nvdd.specs import MLIPSpec
 from nvdd.validate.diagnosis import Diagnosis
 from nvdd.validate.edges import HaloCompleteness
 from nvdd.validate.fixes import Fix
+from nvdd.validate.layers import Divergence
 from nvdd.validate.tolerance import Comparison, Tolerance
 
 _SHOWN = 6
@@ -42,7 +43,7 @@ class Attempt:
     diagnoses: list[Diagnosis] = field(default_factory=list)
     halo_completeness: HaloCompleteness | None = None
     helper_diagnostics: list[str] = field(default_factory=list)
-    divergence: str | None = None
+    divergence: Divergence | None = None
     fired: Counter = field(default_factory=Counter)
     n_exchanges: int = 0
 

@@ -13,7 +13,7 @@ import torch
 from nvdd.communicator import Communicator
 from nvdd.config import DomainConfig
 from nvdd.data import Batch
-from nvdd.errors import InputError
+from nvdd.errors import DistributedOpError, InputError
 from nvdd.policy import HaloStoragePolicy
 from nvdd.runtime.model import DistributedModel, resolve_spec
 from nvdd.specs import SPEC_MPNN_HALO, DistributionSpec, ForceStrategy, MLIPSpec, OutputKind
@@ -374,11 +374,14 @@ class _Validation:
         alone = self._one_rank(attempt, request, checker)
         if alone is None or attempt.diagnoses or attempt.failures:
             return attempt
+        attempt.diagnoses = self._undeclared(attempt.spec)
+        if attempt.diagnoses:
+            return attempt
         attempt.comparisons, attempt.halo_completeness, attempt.stage = [], None, "ranks"
         try:
             answers = self.session.run(request)
         except RanksFailed as failed:
-            attempt.error, attempt.diagnoses = failed.error, [translate(failed.error)]
+            attempt.error, attempt.diagnoses = failed.error, [_on_ranks_only(translate(failed.error))]
             if failed.records is not None:
                 self._helpers(attempt, failed.records)
             return attempt
@@ -391,14 +394,24 @@ class _Validation:
                 attempt.diagnoses.insert(
                     0, Diagnosis("weights-differ", text, "Seed the factory, or load a checkpoint in it")
                 )
+            self._locate(attempt, fixes)
             if not attempt.diagnoses and attempt.failures:
                 text = f"wrong numbers over ranks, with no pattern that is known: {attempt.failures[0]}"
                 remedy = "See the first module that differs, and which handlers fired"
                 attempt.diagnoses.append(Diagnosis("wrong-numbers", text, remedy, attempt.failures[0].output))
             self._helpers(attempt, ranks)
-            self._locate(attempt, fixes)
         self._coverage(ranks)
         return attempt
+
+    def _undeclared(self, spec: MLIPSpec) -> list[Diagnosis]:
+        """Outputs that ranks would refuse to combine; known without asking them."""
+        names = sorted(self.truths["as given"].returned & self.truths["as given"].values.keys())
+        declared = lambda n: n in spec.outputs and spec.outputs[n].kind is not OutputKind.UNKNOWN
+        return [
+            translate(DistributedOpError(f"output {n!r} of the wrapper is not declared in the model's spec"))
+            for n in names
+            if not declared(n)
+        ]
 
     @property
     def _cutoff(self) -> float:
@@ -448,6 +461,13 @@ class _Validation:
             attempt.divergence = first_divergence(
                 truth.layers, truth.edges, [(p.ids, p.edges, p.layers) for p in parts], max(self.tolerance.rtol, 1e-9)
             )
+        if attempt.divergence is not None and attempt.divergence.crossing:
+            text = f"{attempt.divergence.module} reads wrong rows of other ranks' atoms, and right ones of its own"
+            remedy = (
+                "Gather with the tensors as they come, x[data.senders], not with to_local, .data or NumPy; a kernel that reads "
+                "neighbours needs GatherInputs(), and one that writes to them ScatterOutputs(), in its OpAdapter"
+            )
+            attempt.diagnoses.append(Diagnosis("wrong-neighbours", text, remedy))
 
     def _coverage(self, ranks: Sequence[Sequence[RankResult]]) -> None:
         if not any(c.name == "dynamics" for c in self.cases):
@@ -460,3 +480,14 @@ class _Validation:
         )
         if (not moved or not kept) and note not in self.notes:
             self.notes.append(note)
+
+
+def _on_ranks_only(diagnosis: Diagnosis) -> Diagnosis:
+    """One rank alone has passed: what severs the graph on several of them is a path that one of them takes."""
+    if diagnosis.kind != "severed-graph":
+        return diagnosis
+    return Diagnosis(
+        "out-of-step",
+        "on one rank the energy does not depend on the geometry, in one process it does: the model takes another path there",
+        "Look for a branch on the number of atoms or edges, or an early return; run the same operations for zero edges",
+    )
