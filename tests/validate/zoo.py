@@ -14,6 +14,9 @@ from ase import Atoms
 from ase.build import bulk
 from torch import Tensor, nn
 
+import zoo_helpers
+import zoo_replacements
+
 from nvdd import (
     SPEC_MPNN_HALO,
     BaseModelMixin,
@@ -28,8 +31,11 @@ from nvdd import (
     OutputKind,
     OutputSpec,
     Reduce,
+    Role,
     to_local,
 )
+
+from nvdd.adapters import GatherInputs, OpAdapter, PythonAdapter, ScatterOutputs, SliceOutputsOwned
 
 CUTOFF, WIDTH = 3.4, 6
 PER_NODE, PER_GRAPH = OutputSpec(OutputKind.PER_NODE), OutputSpec(OutputKind.PER_GRAPH)
@@ -151,6 +157,17 @@ class ChargeEquilibration(Model):
         q = torch.tanh(self.charge_of(h)).squeeze(-1)
         q = q + ((data.charge - by_system(data, q)) / data.n_atoms_per_system)[data.batch]
         return h + (q**2)[:, None] * self.embedding.weight[0]
+
+
+class Full(ChargeEquilibration):
+    """Charge equilibration that returns charges and a second moment of them too: something of every kind."""
+
+    spec = SPEC_MPNN_HALO.with_outputs(charges=PER_NODE, moment=PER_GRAPH)
+
+    def forward(self, data):
+        h = self.features(data)
+        q = torch.tanh(h[:, 0])
+        return ModelOutputs(energies=self.readout(h).squeeze(-1), charges=q, moment=by_system(data, q[:, None] * h))
 
 
 class FeatureNorm(Model):
@@ -389,6 +406,13 @@ class BranchOnEmpty(Model):
         return h - h.mean(0)
 
 
+class BranchOnEmptyMean(Model):
+    """Skips a mean over all atoms where there are no edges: the other ranks wait for this one."""
+
+    def update(self, data, h):
+        return h - 0.5 * h.mean(0) if len(data.senders) else h * 0.5
+
+
 class LocalGather(Model):
     """Reads neighbours through plain tensors, clamped so that nothing fails: halo rows read the last atom."""
 
@@ -457,6 +481,121 @@ class Unseeded(Model):
         super().__init__()
         torch.seed()
         nn.init.normal_(self.embedding.weight)
+
+
+# --- third-party helpers -----------------------------------------------------------------------------------------
+
+
+class Helper(Model):
+    """Neutralises charges by a third-party helper that finds the number of systems from the last atom."""
+
+    def total(self, data: Batch, q: Tensor) -> Tensor:
+        return zoo_helpers.mol_sum(q, data.batch)[data.batch]
+
+    def update(self, data, h):
+        q = zoo_helpers.smooth(h[:, 0])
+        q = q - self.total(data, q) / data.n_atoms_per_system[data.batch]
+        return h + (q**2).unsqueeze(1) * self.embedding.weight[0]
+
+
+class HelperAdapted(Helper):
+    """The same with the helper replaced by the spec."""
+
+    spec = SPEC_MPNN_HALO.with_third_party_helpers(
+        PythonAdapter("zoo_helpers", "mol_sum", zoo_replacements.mol_sum)
+    )
+
+
+class HelperOnPlainTensors(Helper):
+    """The same helper on plain tensors: each rank goes on with the sum over its own atoms."""
+
+    def total(self, data, q):
+        system = to_local(data.batch)
+        return zoo_helpers.mol_sum(to_local(q), system)[system]
+
+
+# --- a fused kernel, gather-multiply-scatter, as a custom op -------------------------------------------------------
+
+
+@torch.library.custom_op("zoo::fused", mutates_args=())
+def fused(h: Tensor, waves: Tensor, senders: Tensor, receivers: Tensor, n: int) -> Tensor:
+    """(n, WIDTH) sums over edges of ``h[senders] * waves`` at receivers."""
+    return torch.zeros(n, h.shape[1], dtype=h.dtype, device=h.device).index_add(0, receivers, h[senders] * waves)
+
+
+@fused.register_fake
+def _(h, waves, senders, receivers, n):
+    return h.new_empty(n, h.shape[1])
+
+
+def _fused_backward(ctx, grad):
+    h, waves, senders, receivers = ctx.saved_tensors
+    to_waves = grad[receivers] * h[senders]
+    return fused(grad, waves, receivers, senders, h.shape[0]), to_waves, None, None, None
+
+
+fused.register_autograd(
+    _fused_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:4])
+)
+
+
+class Fused(Model):
+    """Messages by the fused op, declared right for owned rows."""
+
+    spec = SPEC_MPNN_HALO.with_custom_ops(
+        OpAdapter("zoo::fused", arg_transforms={0: GatherInputs()}, output_transforms={0: SliceOutputsOwned()})
+    )
+
+    def rows(self, data: Batch) -> int:
+        """Rows that the kernel's result has."""
+        return data.n_atoms
+
+    def features(self, data):
+        h, waves = self.embedding(data.atomic_numbers), self.waves(data)
+        for _ in range(2):
+            h = h + torch.tanh(torch.ops.zoo.fused(h, waves, data.senders, data.receivers, self.rows(data)))
+        return h
+
+
+class FusedWithoutAdapter(Fused):
+    """Nothing declared."""
+
+    spec = SPEC_MPNN_HALO
+
+
+class FusedMissingGather(Fused):
+    """The kernel reads neighbours, and the adapter doesn't say so."""
+
+    spec = SPEC_MPNN_HALO.with_custom_ops(OpAdapter("zoo::fused", output_transforms={0: SliceOutputsOwned()}))
+
+
+_HALO_READ = MLIPSpec(DistributionSpec(HaloStoragePolicy()), {"energies": PER_NODE})
+
+
+class FusedUnderHaloRead(Fused):
+    """Declared right for owned and halo rows."""
+
+    spec = _HALO_READ.with_custom_ops(OpAdapter("zoo::fused", output_transforms={0: ScatterOutputs()}))
+
+
+class FusedMissingScatter(Fused):
+    """Declares sums that lack other ranks' shares to be final."""
+
+    spec = _HALO_READ.with_custom_ops(OpAdapter("zoo::fused", output_roles={0: Role.OWNED}))
+
+
+class FusedMissingOutput(Fused):
+    """Declares nothing of the result."""
+
+    spec = _HALO_READ.with_custom_ops(OpAdapter("zoo::fused"))
+
+
+class FusedDoublePadding(Fused):
+    """Pads rows that are padded already."""
+
+    spec = _HALO_READ.with_custom_ops(
+        OpAdapter("zoo::fused", arg_transforms={0: GatherInputs()}, output_transforms={0: ScatterOutputs()})
+    )
 
 
 # --- factories: at the top level, where ranks find them ----------------------------------------------------------
