@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,6 +61,7 @@ class ShardMeta:
         known: inputs of which this rank knows the halo rows already: the tensor, its version, owned and halo rows.
         directory: where each atom is, for sharded storage.
         plans_by_id: exchanges that were made for computed ids: the ids, their version, the plan, their rows in it.
+        custom_ops: operation -> `OpAdapter`s of the model, installed for this forward.
     """
 
     plan: ExchangePlan
@@ -72,6 +74,7 @@ class ShardMeta:
     known: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
     directory: AtomDirectory | None = None
     plans_by_id: list[tuple[Tensor, int, ExchangePlan, Tensor]] = field(default_factory=list)
+    custom_ops: dict[str, list[Any]] = field(default_factory=dict)
     _fetched: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
     _required: list[tuple[Tensor, Exception]] = field(default_factory=list)
 

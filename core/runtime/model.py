@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nvdd.adapters import AdapterRegistry
+from nvdd.adapters.scripted import ScriptedCalls
 from nvdd.cells import volume
 from nvdd.config import DomainConfig, StrategyKind
+from nvdd.context import DDContext, enter
 from nvdd.data import Batch
 from nvdd.errors import DistributedOpError, InputError
 from nvdd.model_config import EdgeLayout, NeighborListFormat
@@ -34,6 +37,9 @@ class DistributedModel:
         config: how the run is divided.
         spec: how the model is distributed; None for ``wrapper.distribution_spec``.
         report_phase: called with the name of each phase as it begins.
+
+    Attributes:
+        adapters: those of the spec, in place while the model runs; ``distributed_setup`` may add to them.
 
     Example::
 
@@ -71,6 +77,7 @@ class DistributedModel:
         self.graphs = GraphBuilder(
             self.comm, partitioner, neighbors.cutoff, self.config.skin, self.config.cutoff, neighbors.bonds, self._phase
         )
+        self.adapters = AdapterRegistry((*self.spec.all_adapters, ScriptedCalls()))
         if hasattr(wrapper, "distributed_setup"):
             wrapper.distributed_setup(self)
 
@@ -148,8 +155,11 @@ class DistributedModel:
             if create_graph and batch.positions.requires_grad:
                 device = self.comm.device
                 graph = graph.differentiable(batch.positions.to(device), batch.cell.to(device))
+            context = DDContext(meta, type(self.wrapper).__name__)
             try:
-                return self._evaluate(batch, graph, meta, volumes, wanted, create_graph)
+                # around backward too, in which checkpointed parts of the model run again
+                with enter(context), self.adapters.installed(context):
+                    return self._evaluate(batch, graph, meta, volumes, wanted, create_graph)
             finally:
                 meta.release()
 
