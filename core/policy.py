@@ -129,8 +129,7 @@ class GraphParallelPolicy(StoragePolicy):
 
 
 POLICIES: dict[str, type[StoragePolicy]] = {
-    policy.kind: policy
-    for policy in (HaloStoragePolicy, ShardedStoragePolicy, LocalStoragePolicy, GraphParallelPolicy)
+    policy.kind: policy for policy in (HaloStoragePolicy, ShardedStoragePolicy, LocalStoragePolicy, GraphParallelPolicy)
 }
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nvdd.dispatch import Call
 from nvdd.handlers.carriers import carriers, one_kind, with_broadcast
+from nvdd.handlers.script import name_of
 from nvdd.roles import Role
 from nvdd.shard_tensor import ShardTensor, promote, to_local
 
@@ -23,8 +24,7 @@ def marshalled(original: Callable, *args: Any, **kwargs: Any) -> Any:
     call = Call(original, args, kwargs)
     if not call.shards:
         return original(*args, **kwargs)
-    function = inspect.unwrap(original)
-    call.name = getattr(function, "qualified_name", None) or getattr(function, "__qualname__", call.name)
+    call.name = name_of(inspect.unwrap(original))
     if call.has(Role.SENDER, Role.RECEIVER, Role.EDGE_INDEX, Role.SYSTEM_INDEX, Role.ANCHOR, Role.COUNT):
         raise call.refuse(
             "a marshalled function gets an index or a stand-in, and what it does with it can't be seen",

@@ -78,6 +78,7 @@ class _AdaptedCall:
     def run(self) -> Any:
         if any(isinstance(t, AllReduceSum) for t in self.adapter.output_transforms.values()):
             self._check_counted_once()
+        self._check_declared()
         args, kwargs = [], {}
         for position, argument in enumerate(self.op._schema.arguments):
             if position < len(self.call.args):
@@ -208,6 +209,16 @@ class _AdaptedCall:
 
     # -- results
 
+    def _check_declared(self) -> None:
+        """Before the kernel runs: without declarations it may read rows that are not there."""
+        for position in range(len(self.op._schema.returns)):
+            if position not in self.adapter.output_transforms and position not in self.adapter.output_roles:
+                raise self._refuse(
+                    f"result {position}",
+                    "it has neither a transform nor a role, so it is unknown what its rows are",
+                    f"Declare OpAdapter(..., output_roles={{{position}: Role.EDGE}}), Role.OWNED or Role.SYSTEM, or a transform",
+                )
+
     def _result(self, position: int, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
@@ -217,12 +228,6 @@ class _AdaptedCall:
             self.meta,
         )
         site = f"{self.call.name}, result {position}"
-        if transform is None and role is None:
-            raise self._refuse(
-                f"result {position}",
-                "it has neither a transform nor a role, so it is unknown what its rows are",
-                f"Declare OpAdapter(..., output_roles={{{position}: Role.EDGE}}), Role.OWNED or Role.SYSTEM, or a transform",
-            )
         if isinstance(transform, ScatterOutputs):
             self._check_length(position, value, (meta.n_padded,), "ScatterOutputs takes owned and halo rows")
             value = fold(value, meta.plan, site) if meta.fetches else correct(value, meta.plan, site)

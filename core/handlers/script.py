@@ -12,14 +12,17 @@ def _is_scripted(call: Call) -> bool:
     return type(call.func).__name__ in ("ScriptMethod", "ScriptFunction")
 
 
-def _name(function: Any) -> str:
-    """A function's name and where it is defined, as far as torch has kept them."""
+def name_of(function: Any) -> str:
+    """A scripted function's name, as far as torch has kept it."""
     source = getattr(function, "_torchdynamo_inline", None)
-    if source is None:
-        return f"the scripted {getattr(function, 'name', None) or 'code'}"
-    code = getattr(source, "__code__", None)
-    site = f", defined at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
-    return f"the scripted function {source.__module__}.{source.__qualname__}{site},"
+    if source is not None:
+        return f"{source.__module__}.{source.__qualname__}"
+    return getattr(function, "qualified_name", "scripted code").removeprefix("__torch__.")
+
+
+def _site(function: Any) -> str:
+    code = getattr(getattr(function, "_torchdynamo_inline", None), "__code__", None)
+    return f" (defined at {code.co_filename}:{code.co_firstlineno})" if code is not None else ""
 
 
 @register("*", when="scripted code", does="plain tensors in, plain tensors out", predicate=_is_scripted)
@@ -27,8 +30,9 @@ def scripted(call: Call):
     # receivers are owned, so what is summed over them is complete, unless halo rows must be refreshed after it
     hidden = call.has(Role.SENDER, Role.EDGE_INDEX, Role.SYSTEM_INDEX, Role.ANCHOR)
     if hidden or (call.has(Role.RECEIVER) and call.meta.corrects):
+        call.name = name_of(call.func)
         raise call.refuse(
-            f"{_name(call.func)} gets an index that stands for remote atoms or for systems (or stand-ins for positions), and "
+            f"the scripted {call.name}{_site(call.func)} gets an index that stands for remote atoms or for systems (or stand-ins for positions), and "
             "what scripted code does with it can't be seen",
             "Use the eager module or function (not torch.jit.script), a JitAdapter for it in the model's spec, or gather and "
             "scatter outside it",
