@@ -16,7 +16,7 @@ class Diagnosis:
         kind: a word for programs, listed in docs/validate.md.
         text: what is wrong.
         remedy: what to do.
-        output: the output that it is about, if any.
+        output: the output that it is about, or ``namespace::op:position`` of an adapter, if any.
     """
 
     kind: str
@@ -39,6 +39,7 @@ class _Rule:
     pattern: str  # searched in the message
     text: str  # {0}, {1}, ... are the pattern's groups; {error} the first line of the message
     remedy: str
+    names: bool = False  # whether the groups name what it is about: an output, or op:position of an adapter
 
 
 _RULES = (
@@ -49,18 +50,21 @@ _RULES = (
         "Declare OpAdapter(op=torch.ops.<namespace>.<op>.default, arg_transforms=..., output_transforms=...) in "
         "spec.distribution.custom_ops: GatherInputs() for inputs whose neighbour rows the kernel reads, ScatterOutputs() or "
         "SliceOutputsOwned() for per-atom outputs, AllReduceSum() for per-system ones",
+        names=True,
     ),
     _Rule(
         "double-padding",
-        r"would pad rows twice",
+        r"(\w+::\w+)\(.*would pad rows twice",
         "GatherInputs is declared for rows that are padded already: {error}",
         "Drop GatherInputs() from the adapter's arg_transforms: under halo_read every per-atom tensor has its halo rows",
+        names=True,
     ),
     _Rule(
         "missing-gather-inputs",
         r"(\w+::\w+)\(.*it has owned rows only, and the kernel gets senders.*arg_transforms=\{(\d+): GatherInputs",
         "the kernel of {0} reads neighbours in its argument {1}, which has owned rows only",
         "Declare arg_transforms={{{1}: GatherInputs()}} in its OpAdapter",
+        names=True,
     ),
     _Rule(
         "missing-output-transform",
@@ -68,6 +72,7 @@ _RULES = (
         "the OpAdapter of {0} doesn't say what its result {1} is",
         "Declare output_transforms={{{1}: ScatterOutputs()}} for sums into rows of atoms (SliceOutputsOwned() under halo_fetch), "
         "AllReduceSum() for sums over atoms, or output_roles={{{1}: Role.OWNED}} for rows that are final",
+        names=True,
     ),
     _Rule(
         "adapter-rows",
@@ -115,6 +120,7 @@ _RULES = (
         "output {0!r} is per system, but nothing says that it is summed over ranks",
         "Return per-atom values, or sum with index_add by data.batch outside scripted code, or declare each rank's value as "
         "its share: OutputSpec(OutputKind.PER_GRAPH, Reduce.ALL_REDUCE)",
+        names=True,
     ),
     _Rule(
         "scripted-op",
@@ -128,12 +134,14 @@ _RULES = (
         r"output '(\w+)' .* is not declared in the model's spec",
         "output {0!r} is not declared in the spec",
         "Add it to MLIPSpec(outputs={...}) with its kind",
+        names=True,
     ),
     _Rule(
         "wrong-kind",
         r"output '(\w+)' .* is declared PER_NODE but",
         "output {0!r} is declared PER_NODE, but what the model returns is not one row for each atom",
         "Declare the kind that it has, or return data.n_atoms rows",
+        names=True,
     ),
     _Rule(
         "severed-graph",
@@ -157,7 +165,7 @@ _RULES = (
     ),
     _Rule(
         "out-of-step",
-        r"ranks are out of step|no answer to 'run' within|gloo.*(?:size|length) mismatch|[Cc]onnection (?:closed|reset)",
+        r"ranks are out of step|killed by signal 6|no answer to 'run' within|gloo.*(?:size|length) mismatch|[Cc]onnection (?:closed|reset)",
         "the ranks take different paths: one skipped an exchange or a sum that the others made ({error})",
         "Look for a branch on the number of atoms or edges (`if len(data.senders) == 0`), a loop whose length differs, or an "
         "early return around a gather or a sum; run the same operations for zero edges",
@@ -169,7 +177,7 @@ _RULES = (
         r" rows|by their place",
         "an operation mixes rows of atoms or edges that are divided over ranks: {error}",
         "Write it with gathers by edge index and scatters over receivers, senders or systems; all-pairs and sorting models need "
-        "every atom on each rank (the graph-partition strategy)",
+        "every atom on each rank (the graph-partition strategy). In a third-party helper: replace it by a PythonAdapter",
     ),
 )
 
@@ -181,7 +189,7 @@ def translate(error: BaseException) -> Diagnosis:
         match = re.search(rule.pattern, message, flags=re.DOTALL)
         if match:
             groups = match.groups()
-            output = groups[0] if rule.kind in ("not-known-summed", "undeclared-output", "wrong-kind") else ""
+            output = ":".join(groups) if rule.names else ""
             text = rule.text.format(*groups, error=_brief(message))
             remedy = rule.remedy.format(*groups) if "{{" in rule.remedy else rule.remedy
             return Diagnosis(rule.kind, text, remedy, output)

@@ -38,9 +38,17 @@ class HelperOutput:
 
 
 def packages_of(wrapper: torch.nn.Module) -> tuple[str, ...]:
-    """Top-level packages that define the model's modules: those whose helpers are watched unless others are named."""
-    names = {type(m).__module__.split(".")[0] for m in wrapper.modules()}
-    return tuple(sorted(n for n in names if n not in _OURS and n != "__main__" and not n.startswith("nvdd_factory")))
+    """Packages that define the model's modules, or whose functions these import: watched unless others are named."""
+    defining = {type(m).__module__ for m in wrapper.modules()}
+    names = set(defining)
+    for module in [sys.modules[n] for n in defining if n in sys.modules and n.split(".")[0] not in _OURS]:
+        for value in list(vars(module).values()):
+            if isinstance(value, types.ModuleType):
+                names.add(value.__name__)
+            elif inspect.isfunction(value):
+                names.add(value.__module__ or "")
+    tops = {n.split(".")[0] for n in names} - _OURS - set(sys.stdlib_module_names) - {"__main__", ""}
+    return tuple(sorted(n for n in tops if not n.startswith("nvdd_factory")))
 
 
 class HelperWatch:
@@ -119,8 +127,6 @@ def undeclared_reductions(
         if np.abs(sum(p.value for p in parts) - expected.value).max() <= rtol * scale:
             found[expected.name] = (
                 f"{expected.name} sums over the atoms of one rank: its outputs of shape {expected.value.shape} on the ranks "
-                "add up to the single process's. Declare a replacement that sums over ranks in "
-                "spec.distribution.third_party_helpers (PythonAdapter, with nvdd.system_sum), or sum with index_add by "
-                "data.batch in the wrapper"
+                "add up to the single process's"
             )
     return list(found.values())

@@ -91,8 +91,9 @@ def _of_numbers(item: Wrong, n_ranks: int) -> list[Diagnosis]:
     if not item.per_atom:
         if ratio is not None and np.isclose(ratio, n_ranks, rtol=_RATIO):
             return [_times(name, at, n_ranks)]
+        alike = all(np.array_equal(v, item.by_rank[0]) for v in item.by_rank)
         total = sum(item.by_rank)
-        if np.abs(total - wanted).max() <= _RATIO * scale:
+        if not alike and np.abs(total - wanted).max() <= _RATIO * scale:
             return [
                 Diagnosis(
                     "share", f"the ranks' values of {name} {at} are shares: they add up to the single process's",
@@ -202,6 +203,9 @@ def _of_geometries(output: str, wrong: set[str], passed: set[str]) -> Diagnosis 
         return Diagnosis(
             "empty-rank", text, "Zero atoms and zero edges must run the same code; no early return", output
         )
+    if wrong and all("changed inputs" in w for w in wrong):
+        text = f"{output} is wrong only once charges and other inputs have changed between two calls"
+        return Diagnosis("stale", text, "Read node and system inputs from data at every call", output)
     if wrong and all("two systems" in w for w in wrong):
         text = f"{output} is wrong only with several systems in a batch"
         return Diagnosis("one-system", text, "Sum by data.batch, not over all atoms", output)

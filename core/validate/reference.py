@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from nvdd.data import Batch
+from nvdd.dispatch import op_name
 from nvdd.model_config import EdgeLayout
 from nvdd.neighbors import attach_neighbors
 from nvdd.specs import OutputKind
@@ -40,17 +43,38 @@ class Truth:
     helpers: list[HelperOutput] = field(default_factory=list)
 
 
+class _OpTrace(TorchFunctionMode):
+    """Counts torch operations by their names in nvdd's dispatch."""
+
+    def __init__(self, into: Counter) -> None:
+        super().__init__()
+        self.into = into
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.into[op_name(func)[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+
 def evaluate(
-    wrapper: Any, batch: Batch, device: torch.device | str, layers: bool = False, watch: HelperWatch | None = None
+    wrapper: Any,
+    batch: Batch,
+    device: torch.device | str,
+    layers: bool = False,
+    watch: HelperWatch | None = None,
+    ops: Counter | None = None,
 ) -> Truth:
-    """Calls ``wrapper`` once with all atoms, and differentiates its energy by positions and strain."""
+    """Calls ``wrapper`` once with all atoms, and differentiates its energy by positions and strain.
+
+    The records that are asked for (outputs of modules, of helpers, operations) are those of this call.
+    """
     config, layout = wrapper.model_config, getattr(wrapper, "edge_layout", EdgeLayout())
     cutoff = config.neighbor_config.cutoff
     plain = attach_neighbors(with_geometry(batch, batch.positions.detach()), cutoff, layout)
     local, positions, strain = _differentiable(plain, getattr(wrapper, "dtype", torch.float64), torch.device(device))
     with torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
         recorded = stack.enter_context(record_layers(wrapper)) if layers else []
-        raw = wrapper(local)
+        with _OpTrace(ops) if ops is not None else nullcontext():
+            raw = wrapper(local)
         values = {k: v.detach().to(torch.float64).cpu().numpy() for k, v in raw.items() if isinstance(v, Tensor)}
         energy = _energy(raw, local)
         gradient, virial = None, None

@@ -84,6 +84,7 @@ class TraceReport:
         tolerance: limits that held together.
         geometries: the geometries compared, by case.
         notes: what was not tested, and why.
+        reference_ops: torch operation -> how often the wrapper's own forward calls it, in one process.
     """
 
     spec: MLIPSpec | None
@@ -92,6 +93,7 @@ class TraceReport:
     tolerance: Tolerance
     geometries: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    reference_ops: Counter = field(default_factory=Counter)
 
     @property
     def ok(self) -> bool:
@@ -129,7 +131,6 @@ class TraceReport:
         if attempt is None:
             return "nothing was tried"
         lines = [str(d) for d in attempt.diagnoses]
-        lines += attempt.helper_diagnostics
         if attempt.halo_completeness is not None and not attempt.halo_completeness.matches:
             lines.insert(0, f"{attempt.halo_completeness}. No change of the spec can bring them back.")
         if attempt.divergence:
@@ -172,12 +173,12 @@ def _describe(number: int, attempt: Attempt) -> list[str]:
         lines.append(f"  error: {type(attempt.error).__name__}: {attempt.error}")
     if attempt.halo_completeness is not None:
         lines.append(f"  {attempt.halo_completeness}")
-    lines += [f"  helper: {text}" for text in attempt.helper_diagnostics]
     lines += [f"  diagnosis: {d}" for d in attempt.diagnoses]
     if attempt.divergence:
         lines.append(f"  layers: {attempt.divergence}")
     if attempt.fired:
-        common = ", ".join(f"{op} ({h}) x {n}" for (op, h), n in attempt.fired.most_common(_SHOWN))
+        telling = [(op, h, n) for (op, h), n in attempt.fired.most_common() if not h.startswith("inspect")]
+        common = ", ".join(f"{op} ({h}) x {n}" for op, h, n in telling[:_SHOWN])
         lines.append(f"  {attempt.n_exchanges} exchanges; handlers: {common}")
     return lines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -118,6 +119,7 @@ class _Validation:
         self.notes: list[str] = []
         self.truths: dict[str, Truth] = {}
         self._watched: HelperWatch | None = None
+        self.ops: Counter = Counter()
         self.kinds: dict[str, OutputKind] = {}
 
     def run(self, atol: float | None, rtol: float | None, md_steps: int, max_attempts: int) -> TraceReport:
@@ -126,6 +128,7 @@ class _Validation:
         first = Attempt(None)
         try:
             self.wrapper = self.factory.make(self.device)
+            self.weights = checksum(self.wrapper)  # now: BatchNorm in training changes its buffers
             report.tolerance = self.tolerance = Tolerance.of(getattr(self.wrapper, "dtype", torch.float64), atol, rtol)
             first.spec = report.spec = self.initial = self._initial_spec()
             self._prepare(md_steps)
@@ -137,6 +140,7 @@ class _Validation:
         if first.diagnoses:
             report.attempts = [first]
             return report
+        report.reference_ops = self.ops
         report.geometries = [f"{c.name}: {g}" for c in self.cases for g in c.geometries]
         self._search(report, max_attempts)
         return report
@@ -155,7 +159,9 @@ class _Validation:
         return declared
 
     def _truth(self, name: str, layers: bool = False) -> Truth:
-        return reference.evaluate(self.wrapper, self.geometries[name], self.device, layers, self._watched)
+        return reference.evaluate(
+            self.wrapper, self.geometries[name], self.device, layers, self._watched, ops=None if self.ops else self.ops
+        )
 
     def _prepare(self, md_steps: int) -> None:
         """Makes the geometries and their truths."""
@@ -266,7 +272,7 @@ class _Validation:
                     "Call model.eval() in the factory, and let every output depend on the inputs alone",
                 )
             ]
-        if checksum(self.factory.make(self.device)) != checksum(self.wrapper):
+        if checksum(self.factory.make(self.device)) != self.weights:
             return [
                 Diagnosis(
                     "weights-differ",
@@ -388,18 +394,19 @@ class _Validation:
         ranks = [a["results"] for a in answers]
         also = {r.geometry: {k: r.values[k] for k in ("stresses",) if k in r.values} for r in alone}
         checker.check(attempt, ranks, also)
+        attempt.diagnoses += _untested(attempt, request, self.truths["as given"], ranks)
         if not attempt.ok:
-            if len({a["weights"] for a in answers} | {checksum(self.wrapper)}) > 1:
+            if len({a["weights"] for a in answers} | {self.weights}) > 1:
                 text = "the weights on the ranks are not those of this process"
                 attempt.diagnoses.insert(
                     0, Diagnosis("weights-differ", text, "Seed the factory, or load a checkpoint in it")
                 )
             self._locate(attempt, fixes)
+            self._helpers(attempt, ranks)
             if not attempt.diagnoses and attempt.failures:
                 text = f"wrong numbers over ranks, with no pattern that is known: {attempt.failures[0]}"
                 remedy = "See the first module that differs, and which handlers fired"
                 attempt.diagnoses.append(Diagnosis("wrong-numbers", text, remedy, attempt.failures[0].output))
-            self._helpers(attempt, ranks)
         self._coverage(ranks)
         return attempt
 
@@ -440,6 +447,12 @@ class _Validation:
             if results[0].geometry in self.truths and not attempt.helper_diagnostics:
                 truth = self.truths[results[0].geometry]
                 attempt.helper_diagnostics = undeclared_reductions(truth.helpers, [r.helpers for r in results])
+        for text in attempt.helper_diagnostics:
+            remedy = (
+                "Declare a replacement that sums over ranks in spec.distribution.third_party_helpers (PythonAdapter, with "
+                "nvdd.system_sum), or sum with index_add by data.batch in the wrapper"
+            )
+            attempt.diagnoses.append(Diagnosis("helper-reduction", text, remedy))
 
     def _locate(self, attempt: Attempt, fixes: tuple[Fix, ...], on_ranks: bool = True) -> None:
         """Evaluates the first geometry that failed once more, recording every module's output."""
@@ -480,6 +493,21 @@ class _Validation:
         )
         if (not moved or not kept) and note not in self.notes:
             self.notes.append(note)
+
+
+def _untested(
+    attempt: Attempt, request: Request, truth: Truth, ranks: Sequence[Sequence[RankResult]]
+) -> list[Diagnosis]:
+    """Outputs that nobody compared, and samples that nobody had to divide: neither may pass for tested."""
+    found = []
+    lost = sorted((request.wanted & truth.values.keys()) - {c.output for c in attempt.comparisons})
+    if lost and attempt.comparisons:
+        text = f"{', '.join(lost)} was asked for and not given over ranks"
+        found.append(Diagnosis("not-compared", text, "Name it in ModelConfig(outputs=...) and in the spec"))
+    if not any(r.n_halo for results in ranks for r in results):
+        text = "no edge of the sample joins atoms of two ranks, so nothing was exchanged"
+        found.append(Diagnosis("nothing-tested", text, "Give a larger or denser structure"))
+    return found
 
 
 def _on_ranks_only(diagnosis: Diagnosis) -> Diagnosis:

@@ -199,8 +199,8 @@ def edges_of_the_skin(m: Mutant) -> None:
 
 def stale_neighbours(m: Mutant) -> None:
     valid = m.graphs._still_valid
-    m.graphs._still_valid = lambda batch: valid(batch) or (
-        m.graphs._topology is not None and m.graphs._reference[0].shape == batch.positions.shape
+    m.graphs._still_valid = lambda batch: (
+        valid(batch) or (m.graphs._topology is not None and m.graphs._reference[0].shape == batch.positions.shape)
     )
 
 

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+import zoo_helpers
+import zoo_replacements
 from ase import Atoms
 from ase.build import bulk
 from torch import Tensor, nn
-
-import zoo_helpers
-import zoo_replacements
 
 from nvdd import (
     SPEC_MPNN_HALO,
@@ -34,7 +33,6 @@ from nvdd import (
     Role,
     to_local,
 )
-
 from nvdd.adapters import GatherInputs, OpAdapter, PythonAdapter, ScatterOutputs, SliceOutputsOwned
 
 CUTOFF, WIDTH = 3.4, 6
@@ -471,7 +469,7 @@ class NotFinite(Model):
     """NaN in one process."""
 
     def energies(self, data):
-        return super().energies(data) + torch.log(-data.edge_vectors.norm(dim=1).mean() ** 2)
+        return super().energies(data) + torch.log(-(data.edge_vectors.norm(dim=1).mean() ** 2))
 
 
 class Unseeded(Model):
@@ -501,9 +499,7 @@ class Helper(Model):
 class HelperAdapted(Helper):
     """The same with the helper replaced by the spec."""
 
-    spec = SPEC_MPNN_HALO.with_third_party_helpers(
-        PythonAdapter("zoo_helpers", "mol_sum", zoo_replacements.mol_sum)
-    )
+    spec = SPEC_MPNN_HALO.with_third_party_helpers(PythonAdapter("zoo_helpers", "mol_sum", zoo_replacements.mol_sum))
 
 
 class HelperOnPlainTensors(Helper):
@@ -534,9 +530,7 @@ def _fused_backward(ctx, grad):
     return fused(grad, waves, receivers, senders, h.shape[0]), to_waves, None, None, None
 
 
-fused.register_autograd(
-    _fused_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:4])
-)
+fused.register_autograd(_fused_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:4]))
 
 
 class Fused(Model):
