@@ -42,7 +42,7 @@ def path_of(value: Any, who: str) -> str:
     if module is None or name is None:
         raise InputError(
             f"{who} has {value!r}, which is not a function or class of a module, so it can't be written to a file; define "
-            "it with def at the top level of a module"
+            "it with def at the top level of a module (with settings: as a frozen dataclass with __call__)"
         )
     if "<" in name or module == "__main__":
         where = "in the script itself" if module == "__main__" else "inside a function"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 from nvdd.adapters.paths import from_path, path_of
@@ -11,24 +10,16 @@ from nvdd.errors import InputError
 
 
 def replacement_to_dict(replacement: Any, who: str) -> Any:
-    """``"module:function"``; ``{"path": ..., "arguments": {...}}`` for a frozen dataclass object or a partial.
+    """``"module:function"``; ``{"path": ..., "arguments": {...}}`` for an object of a frozen dataclass.
 
     Raises:
         InputError: another process could not find or make the replacement.
     """
     if replacement is None:
         return None
-    if isinstance(replacement, functools.partial):
-        if replacement.args:
-            raise InputError(f"{who}: only keyword arguments of functools.partial can be written to a file")
-        return {
-            "path": path_of(replacement.func, who),
-            "partial": True,
-            "arguments": _plain(replacement.keywords, who),
-        }
     if dataclasses.is_dataclass(replacement) and not isinstance(replacement, type):
         fields = {f.name: getattr(replacement, f.name) for f in dataclasses.fields(replacement) if f.init}
-        return {"path": path_of(type(replacement), who), "partial": False, "arguments": _plain(fields, who)}
+        return {"path": path_of(type(replacement), who), "arguments": _plain(fields, who)}
     return path_of(replacement, who)
 
 
@@ -36,11 +27,11 @@ def replacement_from_dict(value: Any, who: str) -> Any:
     """The other way round."""
     if value is None or isinstance(value, str):
         return None if value is None else from_path(value, who)
-    if not isinstance(value, dict) or set(value) != {"path", "partial", "arguments"}:
+    if not isinstance(value, dict) or set(value) != {"path", "arguments"}:
         raise InputError(f"{who}: {value!r} is not a replacement; write an import path 'package.module:function'")
-    found, arguments = from_path(value["path"], who), value["arguments"]
+    made_by = from_path(value["path"], who)
     try:
-        return functools.partial(found, **arguments) if value["partial"] else found(**arguments)
+        return made_by(**value["arguments"])
     except TypeError as error:
         raise InputError(
             f"{who}: the replacement {value['path']} does not take the arguments of the file: {error}"
