@@ -83,7 +83,7 @@ class FactoryRef:
                 f"model_factory {name} is a lambda or stands inside a function, where the ranks can't find it; define it at "
                 "the top level of a module or script (functools.partial of such a function works too)"
             )
-        if _importable(module, factory):
+        if _importable(module):
             return cls(module, "", name, args, kwargs)
         path = getattr(sys.modules.get(module), "__file__", None)
         if path is None or not Path(path).exists():
@@ -94,23 +94,21 @@ class FactoryRef:
         return cls("", str(Path(path).resolve()), name, args, kwargs)
 
 
-def _importable(module: str, factory: Any) -> bool:
+def _importable(module: str) -> bool:
     """Whether ``import module`` in another process with this one's path gives the same file."""
-    loaded = sys.modules.get(module)
-    if module == "__main__" or loaded is None:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module == "__main__" or file is None:
         return False
-    try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):
-        return False
-    file = getattr(loaded, "__file__", None)
-    if found is None or found.origin is None or file is None or Path(found.origin).resolve() != Path(file).resolve():
-        return False
-    # find_spec answers from sys.modules: what is there may have been put there by a path that others don't have
-    parent = module.rpartition(".")[0]
-    places = sys.modules[parent].__path__ if parent and hasattr(sys.modules.get(parent), "__path__") else None
-    finders = (f.find_spec(module, places) for f in sys.meta_path if hasattr(f, "find_spec"))
-    return (not parent or places is not None) and any(s is not None and s.origin == found.origin for s in finders)
+    # what is in sys.modules may have been put there under a name that nobody else finds: search from the top
+    places, found, parts = None, None, module.split(".")
+    for n in range(1, len(parts) + 1):
+        name = ".".join(parts[:n])
+        specs = (f.find_spec(name, places) for f in sys.meta_path if hasattr(f, "find_spec"))
+        found = next((s for s in specs if s is not None), None)
+        if found is None:
+            return False
+        places = found.submodule_search_locations
+    return found.origin is not None and Path(found.origin).resolve() == Path(file).resolve()
 
 
 def _load(path: str) -> Any:

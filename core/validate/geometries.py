@@ -16,8 +16,8 @@ from nvdd.data import Batch
 _STRAIN = np.array([[0.03, 0.04, -0.02], [0.0, -0.02, 0.05], [0.0, 0.0, 0.02]])  # triclinic
 _TRANSLATION = np.array([0.37, 0.61, -1.23])  # in cell vectors; 3 A of each where an axis is open
 _RATTLE = 0.08  # A
-_DRIFT = np.array([0.12, 0.08, 0.07])  # A a step: the partition lasts a step or two, then atoms change their owner
-_LARGEST_STEP = 0.06  # A, of an atom against the others
+_DRIFT = np.array([0.10, 0.07, 0.06])  # A a step: the partition lasts a step or two, then atoms change their owner
+_LARGEST_STEP = 0.04  # A, of an atom against the others
 _VACUUM = 40.0  # A
 _DILUTION = 1.1  # a rank's domain in vacuum is so much larger than the sample
 
@@ -113,7 +113,7 @@ def _strained(sample: Batch, positions: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def _changed_inputs(sample: Batch, positions: np.ndarray) -> Batch | None:
     """The charges and other inputs of the model changed between two calls."""
-    change = lambda fields: {k: v * 0.9 + 0.05 if v.is_floating_point() else v for k, v in fields.items()}
+    change = lambda fields: {k: 1.1 * v + 0.013 if v.is_floating_point() else v for k, v in fields.items()}
     if not any(v.is_floating_point() for v in (*sample.node_fields.values(), *sample.system_fields.values())):
         return None
     return with_geometry(
@@ -167,7 +167,7 @@ def _dilute(sample: Batch, n_ranks: int) -> dict[str, Batch]:
 def dynamics(sample: Batch, forces: Callable[[Batch], np.ndarray], steps: int, seed: int) -> dict[str, Batch]:
     """Frames of a short run by the single process's forces, with a drift that carries atoms into other domains.
 
-    Velocity Verlet with equal masses, in units in which no coordinate moves farther than 0.06 A a step against the others;
+    Velocity Verlet with equal masses, in units in which no coordinate moves farther than 0.04 A a step against the others;
     the last frame is the mirror image of the one before, in which every atom off the mirror has a new owner.
     """
     rng = np.random.default_rng(seed + 1)
