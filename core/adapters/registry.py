@@ -51,7 +51,8 @@ class AdapterRegistry:
         if not isinstance(adapter, Adapter):
             raise InputError(f"{adapter!r} is not an adapter; give an OpAdapter, MethodAdapter, FunctionAdapter, ...")
         present = self._entries.get(adapter.target)
-        if present is not None and present.adapter != adapter and not present.adapter.is_declaration:
+        complete = present is not None and not present.adapter.is_declaration and not adapter.is_declaration
+        if complete and present.adapter != adapter:
             raise InputError(
                 f"two adapters for {adapter.target}: one from {present.adapter.install_site or 'an unknown place'}, the "
                 f"other from {adapter.install_site or 'an unknown place'}; leave one out"
