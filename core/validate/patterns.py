@@ -79,7 +79,7 @@ def _of_numbers(item: Wrong, n_ranks: int) -> list[Diagnosis]:
     scale = np.abs(wanted).max(initial=0.0)
     if scale == 0:
         return []
-    ratio = _ratio(found, wanted)
+    ratio = _ratio(found, wanted) if n_ranks > 1 else None
     if not np.abs(found).max(initial=0.0) > 1e-12 * scale:
         return [
             Diagnosis(

@@ -151,7 +151,7 @@ class TraceReport:
         ]
         for number, attempt in enumerate(self.attempts, 1):
             lines += _describe(number, attempt)
-        lines += [f"not tested: {note}" for note in self.notes]
+        lines += [f"note: {note}" for note in self.notes]
         lines.append("next: " + self.next_action)
         return "\n".join(lines)
 
