@@ -4,8 +4,10 @@ from setuptools import setup
 
 PACKAGES = {
     "nvdd": "core",
+    "nvdd.adapters": "core/adapters",
     "nvdd.handlers": "core/handlers",
     "nvdd.runtime": "core/runtime",
+    "nvdd.validate": "core/validate",
     "nvdd.specs": "specs",
     "nvdd.models": "models",
     "nvdd_ase": "nvdd_ase",

@@ -38,7 +38,7 @@ class Call:
 
     def __init__(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         self.name, self.inplace = op_name(func)
-        if kwargs:
+        if kwargs and "::" not in self.name:
             kwargs = {_NUMPY_NAMES.get(k, k): v for k, v in kwargs.items()}
             if not args and "input" in kwargs and "condition" not in kwargs:
                 args = (kwargs.pop("input"),)
@@ -168,9 +168,12 @@ def register(*ops: str, when: str, does: str, predicate: Callable[[Call], bool])
 
 @lru_cache(maxsize=1)
 def _load_handlers() -> bool:
-    from nvdd.handlers import load
+    from nvdd.handlers import FAMILIES, load
 
     load()
+    place = {family: k for k, family in enumerate(FAMILIES)}
+    for handlers in _REGISTRY.values():  # whatever imported their modules first
+        handlers.sort(key=lambda handler: place.get(handler.family, len(place)))
     return True
 
 
@@ -195,6 +198,11 @@ def dispatch(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         if handler.predicate(call):
             return _fire(handler, call)
     if call.has(Role.SENDER, Role.RECEIVER, Role.EDGE_INDEX):
+        to_atoms = any(s._role.is_index and s._of == "atoms" for s in call.shards)
+        if call.meta.distributed and to_atoms and not call.inplace:  # to the model the values are global ids
+            from nvdd.handlers.distributed import global_ids
+
+            return func(*_map(args, global_ids), **dict(zip(kwargs, _map(kwargs.values(), global_ids), strict=True)))
         raise call.refuse(
             "the values of an edge index are rows of this rank's atoms and of its halo; a comparison or arithmetic "
             "with them has another outcome on each rank",
@@ -208,6 +216,11 @@ def dispatch(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
             "Build on data.edge_vectors, or declare force_strategy=ForceStrategy.POSITIONS in the model's spec",
         )
     raise call.refuse("the operation may mix rows of atoms or edges, which are divided over ranks")
+
+
+def _map(values: Any, change: Callable[[Any], Any]) -> list:
+    """``change`` of each value, also inside lists and tuples."""
+    return [type(v)(_map(v, change)) if type(v) in (list, tuple) else change(v) for v in values]
 
 
 def _fire(handler: Handler, call: Call) -> Any:

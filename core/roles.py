@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nvdd.communicator import Communicator
+from nvdd.directory import AtomDirectory
+from nvdd.errors import DistributedOpError
 from nvdd.plan import ExchangePlan
-from nvdd.policy import HaloStoragePolicy, StoragePolicy
+from nvdd.policy import HaloStoragePolicy, LocalStoragePolicy, ShardedStoragePolicy, StoragePolicy
 
 
 class Role(Enum):
@@ -56,6 +59,9 @@ class ShardMeta:
         policy: storage policy.
         more_plans: halo exchanges of other rows (``"edges"``, ``"bonds"``) that the model reads across ranks.
         known: inputs of which this rank knows the halo rows already: the tensor, its version, owned and halo rows.
+        directory: where each atom is, for sharded storage.
+        plans_by_id: exchanges that were made for computed ids: the ids, their version, the plan, their rows in it.
+        custom_ops: operation -> `OpAdapter`s of the model, installed for this forward.
     """
 
     plan: ExchangePlan
@@ -66,6 +72,9 @@ class ShardMeta:
     )
     more_plans: dict[str, ExchangePlan] = field(default_factory=dict)
     known: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
+    directory: AtomDirectory | None = None
+    plans_by_id: list[tuple[Tensor, int, ExchangePlan, Tensor]] = field(default_factory=list)
+    custom_ops: dict[str, list[Any]] = field(default_factory=dict)
     _fetched: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
     _required: list[tuple[Tensor, Exception]] = field(default_factory=list)
 
@@ -87,7 +96,7 @@ class ShardMeta:
         They refer to this object, so that they, and the autograd graph behind them, would else stay until Python
         next looks for cycles: that is some steps of memory.
         """
-        for kept in (self.known, self._fetched, self._required):
+        for kept in (self.known, self.plans_by_id, self._fetched, self._required):
             kept.clear()
 
     @property
@@ -104,6 +113,31 @@ class ShardMeta:
     def corrects(self) -> bool:
         """Whether a scatter sends halo rows to their owners and back (``halo_correction``)."""
         return isinstance(self.policy, HaloStoragePolicy) and self.policy.scatter_mode == "halo_correction"
+
+    @property
+    def reads_remote(self) -> bool:
+        """Whether the model may read computed rows of other ranks; not with `LocalStoragePolicy`."""
+        return not isinstance(self.policy, LocalStoragePolicy)
+
+    @property
+    def writes_remote(self) -> bool:
+        """Whether the model may add to rows of other ranks."""
+        return self.reads_remote and not (self.distributed and self.policy.scatter_mode == "local")
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the values of indices are global ids to the model (sharded storage)."""
+        return isinstance(self.policy, ShardedStoragePolicy)
+
+    @property
+    def atom_directory(self) -> AtomDirectory:
+        """Where each atom is."""
+        if self.directory is None:
+            raise DistributedOpError(
+                "sharded storage needs to know where every atom is, which the host of this run (LAMMPS) does not tell; "
+                "use a halo policy there"
+            )
+        return self.directory
 
     @property
     def atom_role(self) -> Role:

@@ -43,14 +43,22 @@ class ShardTensor(Tensor):
             tensor: plain tensor; the result shares its memory and its place in the autograd graph.
             role: what it is; None for per-atom rows as the policy lays them out (OWNED or PADDED).
             meta: the partition.
-            spec: an MLIPSpec whose policy differs from ``meta.policy``.
+            spec: an MLIPSpec whose policy and custom operations differ from those of ``meta``.
             config: accepted for symmetry with the other entry points; the ranks come from ``meta``.
             n_systems: number of systems if ``meta`` was made for another.
             details: see `promote`.
         """
         if spec is not None or n_systems is not None:
             policy = spec.distribution.policy if spec is not None else meta.policy
-            meta = ShardMeta(meta.plan, n_systems or meta.n_systems, meta.n_phantom, policy, meta.more_plans)
+            meta = ShardMeta(
+                meta.plan,
+                n_systems or meta.n_systems,
+                meta.n_phantom,
+                policy,
+                meta.more_plans,
+                directory=meta.directory,
+                custom_ops=_custom_ops(spec) if spec is not None else meta.custom_ops,
+            )
         return promote(tensor, role or meta.atom_role, meta, **details)
 
     @property
@@ -133,6 +141,16 @@ def to_local(value: Any) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return value.as_subclass(Tensor)
     return value
+
+
+def _custom_ops(spec: Any) -> dict[str, list[Any]]:
+    from nvdd.adapters.op import InstalledOp, OpAdapter  # which imports this module
+
+    table: dict[str, list[Any]] = {}
+    for adapter in spec.all_adapters:
+        if isinstance(adapter, OpAdapter):
+            InstalledOp(adapter, table)
+    return table
 
 
 def _dispatch(func, args, kwargs):

@@ -1,4 +1,4 @@
-"""The `nvdd` command: dynamics, relaxation and single points of any structure that ASE reads.
+"""The `nvdd` command: dynamics, relaxation and single points of any structure that ASE reads, validation of models.
 
 Torch, ASE and the models are imported inside the commands, so that help and mistyped input answer at once.
 """
@@ -31,6 +31,7 @@ from nvdd_ase.cli_options import (
     Skin,
 )
 from nvdd_ase.cli_progress import step_progress
+from nvdd_ase.cli_validate import validate
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -299,6 +300,9 @@ def _compute(frames: list[Atoms], calculator: Any) -> tuple[list[dict[str, Any]]
         results.append(report.measure(atoms))
         written.append(snapshot(atoms))
     return results, written
+
+
+app.command()(validate)
 
 
 @app.command()

@@ -23,9 +23,27 @@ class Reduce(str, Enum):
     OWNED_ONLY = "owned_only"  # owned rows are final even under a policy with halo rows
 
 
+_REDUCED = {Reduce.ALL_REDUCE: OutputKind.PER_GRAPH, Reduce.OWNED_ONLY: OutputKind.PER_NODE}
+
+
 @dataclass(frozen=True)
 class OutputSpec:
-    """Kind and reduction of one output."""
+    """Kind and reduction of one output.
+
+    Attributes:
+        kind: shape.
+        reduce: ``ALL_REDUCE`` goes with ``PER_GRAPH`` (such as a stress by the strain trick, of which each rank has a
+            share), ``OWNED_ONLY`` with ``PER_NODE``.
+    """
 
     kind: OutputKind
     reduce: Reduce = Reduce.NONE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", OutputKind(self.kind))
+        object.__setattr__(self, "reduce", Reduce(self.reduce))
+        wanted = _REDUCED.get(self.reduce, self.kind)
+        if self.kind is not wanted:
+            raise ValueError(
+                f"OutputSpec: reduce={self.reduce.value!r} is for outputs of kind {wanted.value!r}, not {self.kind.value!r}"
+            )

@@ -1,10 +1,12 @@
-"""Specs that fit whole families of models."""
+"""Specs that fit whole families of models. Start from one, and add what is missing by ``with_...``."""
 
 from __future__ import annotations
 
-from nvdd.policy import HaloStoragePolicy
+from nvdd.policy import GraphParallelPolicy, HaloStoragePolicy
+from nvdd.specs.compiling import ForceStrategy
+from nvdd.specs.distribution import DistributionSpec
 from nvdd.specs.outputs import OutputKind, OutputSpec
-from nvdd.specs.spec import DistributionSpec, ForceStrategy, MLIPSpec
+from nvdd.specs.spec import MLIPSpec
 
 _ENERGY_OUTPUTS = {
     "energy": OutputSpec(OutputKind.PER_GRAPH),
@@ -13,19 +15,36 @@ _ENERGY_OUTPUTS = {
     "stress": OutputSpec(OutputKind.PER_GRAPH),
     "stresses": OutputSpec(OutputKind.PER_NODE),
 }
+# where energies are not sums over pairs, stress has no share for each atom
+_WITHOUT_STRESSES = {name: output for name, output in _ENERGY_OUTPUTS.items() if name != "stresses"}
+_FETCH = HaloStoragePolicy(scatter_mode="local", gather_mode="halo_fetch")
 
 # Owned rows, halo rows fetched where senders are gathered: message-passing models (MACE, SevenNet, NequIP, ...)
-SPEC_MPNN_HALO = MLIPSpec(
-    DistributionSpec(HaloStoragePolicy(scatter_mode="local", gather_mode="halo_fetch")),
-    _ENERGY_OUTPUTS,
-    force_strategy=ForceStrategy.EDGE_VECTORS,
-    name="SPEC_MPNN_HALO",
-)
+SPEC_MPNN_HALO = MLIPSpec(DistributionSpec(_FETCH), _ENERGY_OUTPUTS, name="SPEC_MPNN_HALO")
 
 # The same layout for pair potentials, whose kernels read edge vectors and species and no remote features
-SPEC_LJ_HALO = MLIPSpec(
-    DistributionSpec(HaloStoragePolicy(scatter_mode="local", gather_mode="halo_fetch")),
-    _ENERGY_OUTPUTS,
-    force_strategy=ForceStrategy.EDGE_VECTORS,
-    name="SPEC_LJ_HALO",
+SPEC_LJ_HALO = MLIPSpec(DistributionSpec(_FETCH), _ENERGY_OUTPUTS, name="SPEC_LJ_HALO")
+
+# Message passing with atoms divided by index: geometry on every rank, features gathered in each layer
+SPEC_MPNN_GP = MLIPSpec(DistributionSpec(GraphParallelPolicy()), _ENERGY_OUTPUTS, name="SPEC_MPNN_GP")
+
+# Models that build their own graph from positions of owned and halo atoms (UMA, eSCN): messages to halo rows are theirs
+SPEC_UMA_HALO = MLIPSpec(
+    DistributionSpec(HaloStoragePolicy(scatter_mode="local", gather_mode="halo_read")),
+    _WITHOUT_STRESSES,
+    force_strategy=ForceStrategy.POSITIONS,
+    name="SPEC_UMA_HALO",
 )
+
+# Pairs in real space, and structure factors that are sums over all atoms: functions of positions
+SPEC_EWALD_HALO = MLIPSpec(
+    DistributionSpec(_FETCH), _WITHOUT_STRESSES, force_strategy=ForceStrategy.POSITIONS, name="SPEC_EWALD_HALO"
+)
+
+# The same with charges spread on a mesh, which is summed over ranks
+SPEC_PME_HALO = MLIPSpec(
+    DistributionSpec(_FETCH), _WITHOUT_STRESSES, force_strategy=ForceStrategy.POSITIONS, name="SPEC_PME_HALO"
+)
+
+# Dispersion: coordination numbers of neighbours are fetched, nothing is global
+SPEC_DFTD3_HALO = MLIPSpec(DistributionSpec(_FETCH), _ENERGY_OUTPUTS, name="SPEC_DFTD3_HALO")

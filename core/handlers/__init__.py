@@ -5,10 +5,10 @@ To find where an operation is handled, run ``nvdd handlers`` or search these mod
 
 from importlib import import_module
 
-# Handlers are tried in this order: stand-ins and indices before what they index, rows before their features.
+# Handlers are tried in this order: what is declared before what is known of torch, stand-ins and indices before what they index, rows before their features.
 FAMILIES = (
-    "inspect", "anchor", "index", "gather", "scatter", "system", "count", "derivative", "script", "elementwise", "features",
-    "products",
+    "custom", "inspect", "anchor", "index", "distributed", "gather", "scatter", "system", "count", "derivative", "script",
+    "elementwise", "features", "products",
 )  # fmt: skip
 
 

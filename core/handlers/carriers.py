@@ -58,15 +58,20 @@ def with_broadcast(call: Call) -> tuple[tuple, dict[str, Any]]:
     return tuple(plain(a) for a in call.args), {k: plain(v) for k, v in call.kwargs.items()}
 
 
+def _is_strain(leaf: Tensor) -> bool:
+    """Whether a leaf can be a strain, of one system or of each, by which a model differentiates inside its forward."""
+    return leaf.dim() in (2, 3) and leaf.shape[-2:] == (3, 3)
+
+
 def of_parameters(value: Tensor) -> bool:
-    """Whether a tensor that needs a gradient is a leaf or computed from parameters only, in a few steps."""
+    """Whether a tensor that needs a gradient is a leaf or computed from parameters (or a strain) only, in a few steps."""
     if value.grad_fn is None:
         return True
     seen, todo = set(), [value.grad_fn]
     while todo:
         node = todo.pop()
         leaf = getattr(node, "variable", None)
-        if len(seen) > _MANY or (leaf is not None and not isinstance(leaf, torch.nn.Parameter)):
+        if len(seen) > _MANY or (leaf is not None and not (isinstance(leaf, torch.nn.Parameter) or _is_strain(leaf))):
             return False
         seen.add(node)
         todo += [n for n, _ in node.next_functions if n is not None and n not in seen]

@@ -81,6 +81,11 @@ def padded(source: Tensor, meta: ShardMeta, space: str, call: Call) -> Tensor:
         has_graph = result.requires_grad or not (source.requires_grad and torch.is_grad_enabled())
         if tensor is source and version == source._version and has_graph:
             return result
+    if not meta.reads_remote:
+        raise call.refuse(
+            "LocalStoragePolicy lets nothing cross ranks but what is given to the model, and this is read by senders",
+            "Use a policy that reads remote rows, for example SPEC_MPNN_HALO's",
+        )
     result = fetch(to_local(source), meta.plan_of(space), f"{call.name} {call_site().rpartition('/')[2]}")
     meta._fetched.append((source, source._version, result))
     del meta._fetched[:-_MAX_CACHED]

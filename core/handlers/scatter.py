@@ -144,6 +144,11 @@ def scatter_to_senders(call: Call):
     index = _index(call)
     meta, space = index._meta, index._of
     target, source, how = _pieces(call)
+    if not meta.writes_remote:
+        raise call.refuse(
+            f"{meta.policy} sends no sums to other ranks, and this adds to rows of other ranks",
+            "Scatter over receivers, or use a policy that reaches remote rows, for example SPEC_MPNN_HALO's",
+        )
     if how not in ("sum", "mean", *_EXTREMA) or index._row_dim != 0:
         raise call.refuse(f"a scatter over senders that combines by {how!r}", "Combine over receivers instead")
     if getattr(target, "_role", meta.role_of(space)) is not meta.role_of(space):

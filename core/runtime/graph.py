@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nvdd.communicator import Communicator
 from nvdd.data import Batch
+from nvdd.directory import AtomDirectory
 from nvdd.exchange import broadcast
 from nvdd.neighbors import edges_within
 from nvdd.partition import SpatialPartitioner
@@ -35,6 +36,7 @@ class Topology:
         atoms_per_system: (n_systems,) atoms of all ranks.
         plan: the halo exchange of atoms.
         edge_rows: reverse edges and bonds of the candidates, if the model reads them.
+        directory: where every atom is; None if that is not known.
     """
 
     ids: Tensor
@@ -48,6 +50,7 @@ class Topology:
     atoms_per_system: Tensor
     plan: ExchangePlan
     edge_rows: EdgeRows | None
+    directory: AtomDirectory | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,6 +238,7 @@ class GraphBuilder:
             atoms_per_system=put(np.bincount(system)),
             plan=plan,
             edge_rows=edge_rows,
+            directory=AtomDirectory(put(owner), put(row_at_owner), put(rows)),
         )
 
 

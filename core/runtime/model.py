@@ -11,20 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nvdd.adapters import AdapterRegistry
+from nvdd.adapters.scripted import ScriptedCalls
 from nvdd.cells import volume
 from nvdd.config import DomainConfig, StrategyKind
+from nvdd.context import DDContext, enter
 from nvdd.data import Batch
 from nvdd.errors import DistributedOpError, InputError
 from nvdd.exchange import counted_once
 from nvdd.model_config import EdgeLayout, NeighborListFormat
 from nvdd.partition import SpatialPartitioner
-from nvdd.policy import HaloStoragePolicy
+from nvdd.policy import HaloStoragePolicy, LocalStoragePolicy, ShardedStoragePolicy
 from nvdd.roles import ShardMeta
 from nvdd.runtime.graph import GraphBuilder, LocalGraph
 from nvdd.runtime.leaves import EdgeVectorLeaf, PositionLeaf
 from nvdd.runtime.outputs import DistributedOutputs, Energy, check_roles, sum_systems
 from nvdd.shard_tensor import to_local
 from nvdd.specs import ForceStrategy, MLIPSpec, OutputKind, Reduce
+
+_SPATIAL = (HaloStoragePolicy, ShardedStoragePolicy, LocalStoragePolicy)
 
 
 class DistributedModel:
@@ -35,6 +40,9 @@ class DistributedModel:
         config: how the run is divided.
         spec: how the model is distributed; None for ``wrapper.distribution_spec``.
         report_phase: called with the name of each phase as it begins.
+
+    Attributes:
+        adapters: those of the spec, in place while the model runs; ``distributed_setup`` may add to them.
 
     Example::
 
@@ -72,6 +80,7 @@ class DistributedModel:
         self.graphs = GraphBuilder(
             self.comm, partitioner, neighbors.cutoff, self.config.skin, self.config.cutoff, neighbors.bonds, self._phase
         )
+        self.adapters = AdapterRegistry((*self.spec.all_adapters, ScriptedCalls()))
         if hasattr(wrapper, "distributed_setup"):
             wrapper.distributed_setup(self)
 
@@ -82,8 +91,11 @@ class DistributedModel:
                 "message-passing models) or pass spec="
             )
         policy = self.spec.distribution.policy
-        if not isinstance(policy, HaloStoragePolicy):
-            raise InputError(f"strategy 'halo' needs a HaloStoragePolicy in the model's spec, not {policy}")
+        if not isinstance(policy, _SPATIAL):
+            raise InputError(
+                f"strategy 'halo' divides atoms in space, and needs a spec whose policy is one of "
+                f"{', '.join(p.__name__ for p in _SPATIAL)}; this one has {policy}"
+            )
 
     @property
     def available_outputs(self) -> set[str]:
@@ -192,7 +204,7 @@ class DistributedModel:
 
     @contextmanager
     def _partition(self, graph: LocalGraph, n_systems: int) -> Iterator[ShardMeta]:
-        """The partition behind the tensors of one forward."""
+        """The partition behind the tensors of one forward, with the spec's adapters in place."""
         rows = graph.edge_rows
         meta = ShardMeta(
             graph.topology.plan,
@@ -200,9 +212,13 @@ class DistributedModel:
             graph.topology.n_phantom,
             self.spec.distribution.policy,
             {} if rows is None else {"edges": rows.edges, "bonds": rows.bonds},
+            directory=graph.topology.directory,
         )
+        context = DDContext(meta, type(self.wrapper).__name__)
         try:
-            yield meta
+            # around backward too, in which checkpointed parts of the model run again
+            with enter(context), self.adapters.installed(context):
+                yield meta
         finally:
             meta.release()
 

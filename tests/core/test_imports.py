@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import nvdd
 
@@ -42,7 +45,8 @@ def test_all_public_names_resolve():
 # package -> packages of nvdd that it must not import
 FORBIDDEN = {
     "": ("specs", "models", "runtime"),
-    "handlers": ("specs", "models", "runtime"),
+    "adapters": ("specs", "models", "runtime", "validate"),
+    "handlers": ("specs", "models", "runtime", "validate"),
     "specs": ("models", "runtime", "handlers"),
     "runtime": ("models",),
 }
@@ -64,6 +68,7 @@ def test_imports_go_one_way():
 
     folders = {
         "": ROOT,
+        "adapters": ROOT / "adapters",
         "handlers": ROOT / "handlers",
         "runtime": ROOT / "runtime",
         "specs": Path(nvdd.specs.__file__).parent,
@@ -71,10 +76,34 @@ def test_imports_go_one_way():
     wrong = []
     for package, folder in folders.items():
         for path in folder.glob("*.py"):
-            if package == "" and path.name in ("__init__.py", "worker.py"):  # the facade; the entry of a process
+            if package == "" and path.name in ("__init__.py", "spec.py", "worker.py"):  # the facade; the entry of a process
                 continue
             for name in imports(path):
                 part = name.split(".")[1] if "." in name else ""
                 if name.startswith("nvdd_ase") or part in FORBIDDEN[package]:
                     wrong.append(f"{path.name} imports {name}")
     assert not wrong
+
+
+# what the public description of bring-your-own-model names, beside `nvdd.validate`
+BRING_YOUR_OWN = ["MLIPSpec", "DistributionSpec", "CompilePolicy", "ForceStrategy", "OutputSpec", "OutputKind", "Reduce", "SPEC_MPNN_HALO", "SPEC_LJ_HALO", "SPEC_UMA_HALO", "SPEC_EWALD_HALO", "SPEC_PME_HALO", "SPEC_DFTD3_HALO", "SPEC_MPNN_GP", "StoragePolicy", "HaloStoragePolicy", "ShardedStoragePolicy", "LocalStoragePolicy", "GraphParallelPolicy", "OpAdapter", "MethodAdapter", "FunctionAdapter", "PythonAdapter", "JitAdapter", "AdapterRegistry", "AdapterStatus", "GatherInputs", "GatherInputsFull", "SliceOwned", "ScatterOutputs", "AllReduceSum", "SliceOutputsOwned", "distributed_method", "refresh_neighbors", "neighbor_refresh_adapters", "scatter_to_owners", "system_sum", "to_local", "localize", "current_dd_context", "autograd_target", "Scope", "ParticleHaloConfig", "reshard_by_destination", "ShardTensor", "DistributedModel", "DomainConfig", "StrategyKind", "SpatialPartitioner", "trace_and_validate"]
+SUBMODULES = {
+    "nvdd.ops": """ShardTensor StoragePolicy HaloStoragePolicy ShardedStoragePolicy LocalStoragePolicy GraphParallelPolicy
+        OpAdapter GatherInputs GatherInputsFull SliceOwned ScatterOutputs AllReduceSum SliceOutputsOwned to_local""",
+    "nvdd.specs": """MLIPSpec DistributionSpec CompilePolicy ForceStrategy OutputSpec OutputKind Reduce OpAdapter
+        SPEC_MPNN_HALO SPEC_LJ_HALO SPEC_UMA_HALO SPEC_EWALD_HALO SPEC_PME_HALO SPEC_DFTD3_HALO SPEC_MPNN_GP""",
+    "nvdd.spec": "MLIPSpec DistributionSpec OpAdapter OutputKind SPEC_MPNN_HALO",
+    "nvdd.validate": "trace_and_validate",
+}
+
+
+@pytest.mark.parametrize("name", BRING_YOUR_OWN)
+def test_names_of_bring_your_own_model(name):
+    assert name in nvdd.__all__
+    assert getattr(nvdd, name) is not None
+
+
+@pytest.mark.parametrize("module", SUBMODULES)
+def test_submodules_have_the_same_objects(module):
+    for name in SUBMODULES[module].split():
+        assert getattr(importlib.import_module(module), name) is getattr(nvdd, name)
