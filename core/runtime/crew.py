@@ -18,6 +18,7 @@ from ..errors import NvddError, RankError
 from . import failures, rank_process
 from .failures import Failure
 from .rank_process import RankProcess
+from .standstill import Standstill
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _TICK = 0.2  # s; a death shows as end-of-file at once, and at the next tick if a stray child holds the socket open
@@ -34,12 +35,12 @@ class Crew:
 
     Args:
         n_ranks: how many processes to start.
-        phases: shared array of fixed-width bytes, one slot a rank, where the ranks write what they do.
+        states: shared array of `rank_process.STATE`, one a rank, where the ranks write what they do.
     """
 
-    def __init__(self, n_ranks: int, phases: np.ndarray) -> None:
+    def __init__(self, n_ranks: int, states: np.ndarray) -> None:
         self.ended: str | None = None  # why there are no ranks any more
-        self.phases = phases
+        self.states = states
         self.members: list[RankProcess] = []
         self._selector = selectors.DefaultSelector()
         _crews.add(self)
@@ -53,7 +54,11 @@ class Crew:
             raise
 
     def phase(self, rank: int) -> str:
-        return bytes(self.phases[rank]).decode("utf-8", "replace")
+        return self.states["phase"][rank].decode("utf-8", "replace")
+
+    def _doing(self, rank: int) -> tuple[int, str] | None:
+        number = int(self.states["operation"][rank])
+        return (number, self.states["what"][rank].decode("utf-8", "replace")) if number else None
 
     def exchange(self, body: bytes, fds: Sequence[int] = (), *, timeout: float | None, what: str) -> list[Any]:
         """Sends a message to every rank and returns their answers by rank; ends the ranks if that goes wrong."""
@@ -70,6 +75,7 @@ class Crew:
         settle = math.inf
         answers: dict[int, Any] = {}
         failed: dict[int, Failure] = {}
+        standstill = Standstill()
         self._look_for_deaths(failed)
         if not failed:
             for member in self.members:
@@ -87,6 +93,7 @@ class Crew:
                 raise self._timed_out(timeout, what, answers)
             if now >= next_look:
                 self._look_for_deaths(failed)
+                self._look_for_standstill(standstill, now, answers, failed)
                 next_look = now + _TICK
             for key, events in self._selector.select(max(0.0, min(next_look, settle, give_up) - now)):
                 if events & _WRITE:
@@ -133,6 +140,14 @@ class Crew:
                 self._read(member, {}, failed)
                 if member.rank not in failed:
                     self._note_death(member, failed)
+
+    def _look_for_standstill(
+        self, standstill: Standstill, now: float, answers: dict[int, Any], failed: dict[int, Failure]
+    ) -> None:
+        inside = [member for member in self.members if member.rank not in answers]
+        found = standstill.look(now, {m.rank: self._doing(m.rank) for m in inside}, answers.keys())
+        if found and not failed and not any(map(rank_process.is_stopped, inside)):
+            raise RankError(found[0], self.phase(found[0]), found[1])
 
     def _note_death(self, member: RankProcess, failed: dict[int, Failure]) -> None:
         rank_process.wait([member], _REAP)

@@ -18,12 +18,12 @@ from .failures import Blame, Failure
 from .greeting import accept
 from .line import Line, Peer
 from .meeting import Place, is_stopped
+from .standstill import Standstill
 from .verdict import Limit, Verdict, left_early
 from .watchdog import Watchdog
 
 log = logging.getLogger("nvdd")
 _SETTLE_OWN, _SETTLE_OTHER = 0.1, 1.0  # s to wait for more reports, as in crew.py
-_STUCK = 6.0  # s in which all ranks are in operations, not all in the same one, and none comes out
 
 
 class Hub(Line):
@@ -38,9 +38,9 @@ class Hub(Line):
         self._reports: list[tuple[Failure, Limit | None]] = []
         self._settled_at = 0.0
         self._answered: set[int] = set()
-        self._doing: dict[int, tuple[int, str] | None] = {}
-        self._doing_since = 0.0
+        self._standstill = Standstill()
         self._deadlock = False
+        self.collecting = False  # rank 0 is through with a call, and waits for the others' answers
 
     def command(self, body: bytes) -> None:
         """Sends a pickled message to every other rank."""
@@ -131,19 +131,17 @@ class Hub(Line):
                 self._decide()
 
     def _look_for_deadlock(self, now: float) -> None:
-        """Finds ranks that took another path through the model and now wait for each other, which no message tells."""
         doing = {0: self.doing(), **{rank: peer.doing for rank, peer in self.peers.items()}}
-        if doing != self._doing or None in doing.values() or self._reports:
-            self._doing, self._doing_since = doing, now
-        elif len(set(doing.values())) > 1 and now - self._doing_since > _STUCK:
-            rank = next(rank for rank in doing if doing[rank] != doing[0])
-            states = "; ".join(f"rank {rank} in {what} (operation {number})" for rank, (number, what) in doing.items())
-            cause = (
-                f"ranks are out of step, and wait for each other: {states}. The model takes another path on some ranks: "
-                "look for a branch on the number of atoms or edges around a gather of neighbours"
-            )
+        finished = self._answered | {0} if self.collecting else set()
+        doing = {rank: what for rank, what in doing.items() if rank not in finished}
+        found = self._standstill.look(now, doing, finished)
+        if found and not self._reports and not any(is_stopped(peer.place) for peer in self._near()):
+            rank, cause = found
             self._deadlock = True
-            self._note(Failure(rank, self.peers[rank].phase, cause))
+            self._note(Failure(rank, self.peers[rank].phase if rank else self.phase, cause))
+
+    def _near(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.place.shares_host(self.here)]
 
     def _decide(self) -> None:
         for peer in self.peers.values():

@@ -19,9 +19,7 @@ from ..errors import InputError, NvddError
 from . import shared_arrays
 from .channel import dumps_for_ranks
 from .crew import Crew
-from .rank_process import absolute_path
-
-PHASE_BYTES = 32
+from .rank_process import STATE, absolute_path
 
 
 class LocalRanks:
@@ -66,13 +64,13 @@ class LocalRanks:
         self.call_timeout = call_timeout
         self._arrays: dict[str, np.ndarray] = {}
         self._busy = threading.Lock()
-        phases_fd, phases = shared_arrays.create((n_ranks,), f"S{PHASE_BYTES}")
-        phases[:] = b"setup"
+        states_fd, states = shared_arrays.create((n_ranks,), STATE)
+        states["phase"] = b"setup"
         # The ranks meet at a store that rank 0 hosts on this socket. It is bound here, to the loopback interface
         # alone, so that no port must be guessed or passed back, and no other machine can connect.
         meeting_point = socket.create_server(("127.0.0.1", 0), backlog=max(128, n_ranks))
         try:
-            self._crew = Crew(n_ranks, phases)
+            self._crew = Crew(n_ranks, states)
             self._finalizer = weakref.finalize(self, self._crew.end, _message("exit"))
             start = {
                 "path": absolute_path(sys.path),
@@ -84,11 +82,11 @@ class LocalRanks:
                 "kwargs": pickled_kwargs,
                 "timeout": start_timeout,
             }
-            fds = [phases_fd, meeting_point.fileno()]
+            fds = [states_fd, meeting_point.fileno()]
             body = _message("start", start)
             ready = self._crew.exchange(body, fds, timeout=start_timeout, what="the start")
         finally:
-            os.close(phases_fd)
+            os.close(states_fd)
             meeting_point.close()
         self.devices: tuple[str, ...] = tuple(answer["device"] for answer in ready)
         self.backend: str = ready[0]["backend"]

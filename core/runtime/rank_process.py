@@ -12,8 +12,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..errors import NvddError
 from .channel import Channel
+
+# What a rank tells of itself without a message: its phase; number and name of the operation between ranks that it is
+# in, 0 while it computes.
+STATE = np.dtype([("phase", "S32"), ("operation", "i8"), ("what", "S96")])
 
 # What a launcher (torchrun, mpirun, srun) told the parent is wrong for a rank that the parent starts.
 _LAUNCHER_NAMES = {

@@ -220,7 +220,7 @@ class Session:
                 for comm, _ in self._comms.values():
                     comm.deadline = deadline
                 value = self._start(number, *args, kwargs) if word == "start" else self._run(*args)
-                answers = self._collect(number, value) if self._leads else [value]
+                answers = self._answers(number, value) if self._leads else [value]
             self._check()
             if self._watchdog.fired:
                 raise CommunicationError(f"timed out waiting for a GPU, and broken off: {self._watchdog.fired}")
@@ -276,6 +276,14 @@ class Session:
             inputs = service.fingerprint(payload) if method == "evaluate" else {}
             check_alike(service.comm, {"the call": (method, number), **inputs}, _DIVERGED)
         return getattr(service, method)(payload)
+
+    def _answers(self, number: Number, mine: Any) -> list[Any]:
+        """`_collect` at the end of a call, at which others may wait for a rank that is through."""
+        self.line.collecting = True
+        try:
+            return self._collect(number, mine)
+        finally:
+            self.line.collecting = False
 
     def _collect(self, key: tuple, mine: Any) -> list[Any]:
         """The answers of all ranks, which also say that all have come so far."""

@@ -21,9 +21,11 @@ import numpy as np
 from ..errors import InputError
 from . import failures, shared_arrays
 from .channel import Channel, Message
+from .rank_process import STATE
 
 # Not a limit that anybody should meet: the parent watches, and how long a call may take is for it to say.
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
+_BEAT = 500  # ms
 
 
 def main() -> None:
@@ -53,11 +55,12 @@ class Worker:
         self.n_ranks = int(os.environ["WORLD_SIZE"])
         self._channel = Channel(sock)
         self._arrays: dict[str, np.ndarray] = {}
-        self._phases: np.ndarray | None = None
+        self._states: np.ndarray | None = None
+        self._comm: Any = None
         self._service: Any = None
         self._store: Any = None
         self._leaving = False
-        threading.Thread(target=self._watch_parent, name="nvdd-watch-parent", daemon=True).start()
+        threading.Thread(target=self._watch, name="nvdd-watch", daemon=True).start()
 
     def run(self) -> None:
         actions = {"start": self._start, "share": self._share, "call": self._call, "exit": self._exit}
@@ -91,9 +94,9 @@ class Worker:
     # -- what the parent asks for
 
     def _start(self, message: Message, start: dict[str, Any]) -> dict[str, str]:
-        phases_fd, meeting_fd = message.fds
-        self._phases = shared_arrays.attach(phases_fd, (self.n_ranks,), np.dtype("S32"))
-        os.close(phases_fd)
+        states_fd, meeting_fd = message.fds
+        self._states = shared_arrays.attach(states_fd, (self.n_ranks,), STATE)
+        os.close(states_fd)
         sys.path[:] = start["path"]
         os.chdir(start["cwd"])
         if start["pythonpath"] is None:
@@ -103,6 +106,7 @@ class Worker:
         service = _load_service(start["service"])
         kwargs = pickle.loads(start["kwargs"])
         comm, backend = self._join(start, meeting_fd)
+        self._comm = comm
         self._service = service(comm, MappingProxyType(self._arrays), self._set_phase, **kwargs)
         return {"device": str(comm.device), "backend": backend}
 
@@ -166,18 +170,26 @@ class Worker:
     # -- phases, and the end of the parent
 
     def _set_phase(self, phase: str) -> None:
-        self._phases[self.rank] = phase.encode()
+        self._states["phase"][self.rank] = phase.encode()
 
     def _phase(self) -> str:
-        return "setup" if self._phases is None else bytes(self._phases[self.rank]).decode("utf-8", "replace")
+        return "setup" if self._states is None else self._states["phase"][self.rank].decode("utf-8", "replace")
 
-    def _watch_parent(self) -> None:
-        """Ends this process when the parent is gone, also in the middle of a call."""
+    def _tell(self) -> None:
+        """Lets the parent see which operation between ranks this one is in."""
+        comm = self._comm
+        if comm is not None:
+            number, what = comm.doing or (0, "")
+            self._states["operation"][self.rank] = number
+            self._states["what"][self.rank] = what.encode("utf-8", "replace")
+
+    def _watch(self) -> None:
+        """Ends this process when the parent is gone, also in the middle of a call; tells it what goes on."""
         poll = select.poll()
         poll.register(self._channel, 0)  # nothing but the hang-up, which is always reported
         parent = os.getppid()
-        while not poll.poll(1000) and os.getppid() == parent:
-            pass
+        while not poll.poll(_BEAT) and os.getppid() == parent:
+            self._tell()
         if not self._leaving:
             os._exit(1)
 

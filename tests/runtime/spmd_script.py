@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from nvdd.errors import DistributedOpError, InputError, NvddError, RankError
-from nvdd.runtime import hub
+from nvdd.runtime import standstill
 
 
 class Service:
@@ -136,7 +136,7 @@ def sums(session: Any, number: int, launch: Any) -> None:
 
 def fails(session: Any, number: int, launch: Any, how: str, on: str = "1") -> None:
     """One failure, uncaught."""
-    hub._STUCK = 1.5  # s; not 6
+    standstill.PATIENCE = 1.5  # s; not 6
     session.call(number, "act", {"how": how, "on": [int(on)]}, None if how == "skip" else 2.0)
 
 

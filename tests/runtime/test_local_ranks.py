@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from nvdd.errors import CommunicationError, DistributedOpError, InputError, NvddError, RankError
-from nvdd.runtime import failures, rank_process
+from nvdd.runtime import failures, rank_process, standstill
 from nvdd.runtime.local_ranks import LocalRanks
 
 HERE = str(Path(__file__).parent)
@@ -300,6 +300,15 @@ def test_stopped_rank_and_timeout():
             assert "rank 1 is in phase 'backward' and its process is stopped" in error.cause
         print(f"stopped: {seconds - 1:.2f} s after the time-out")
         assert seconds < 4
+
+
+def test_a_rank_that_is_through_while_the_others_wait_for_it(monkeypatch):
+    monkeypatch.setattr(standstill, "PATIENCE", 1.0)
+    with ranks_of(3) as ranks:
+        error, seconds = timed_failure(lambda: ranks.call("reduce_on", [0, 2]))
+        assert error.rank == 1 and "ranks are out of step, and wait for each other: rank 1 is at the end" in error.cause
+        assert "rank 0 in sum over ranks (layer 2) (operation " in error.cause and "rank 2 in sum" in error.cause
+        assert seconds < 6
 
 
 def test_result_that_cannot_be_sent_back():
