@@ -67,7 +67,7 @@ class Job:
         )  # fmt: skip
 
 
-def run(jobs: Mapping[str, Job], n: int, folder: Path, limit: float = 150.0) -> dict[str, dict[str, Any]]:
+def run(jobs: Mapping[str, Job], n: int, folder: Path, limit: float = 280.0) -> dict[str, dict[str, Any]]:
     """Positions, cell, energy, forces, stress of the last step of each job, on ``n`` ranks."""
     with tempfile.TemporaryDirectory() as scratch:
         given, found = Path(scratch, "given"), Path(scratch, "found")
