@@ -17,7 +17,6 @@ from lammps_runs import launch
 DECK = """units {units}
 atom_style {style}
 {boundary}
-box tilt large
 read_data {data}.data
 mass * 20.0
 pair_style mliap unified {file}
@@ -63,7 +62,7 @@ class Job:
         return DECK.format(
             **vars(self) | {"stress_atom": "compute s all stress/atom NULL virial" if self.stress_atom else ""},
             file=self.model if self.model.endswith(".pkl") else f"{self.model}.nvdd",
-            data=self.structure.replace(" ", "_"), timestep=TIMESTEP.get(self.units, 0.001), reduced="c_s[1]" if self.stress_atom else "",
+            data=self.structure.replace(" ", "_"), timestep=TIMESTEP.get(self.units, 0.001), reduced="c_s[1]" if self.stress_atom else "c_e",
         )  # fmt: skip
 
 
