@@ -21,6 +21,7 @@ from nvdd.models import registry
 from nvdd.specs.serialize import spec_to_json
 from nvdd_lammps.model_file import DTYPES, FORMAT, SUFFIX, Envelope, cutoff_of, declared_spec, load_bytes, versions
 from nvdd_lammps.model_probe import Probe, probe, refuse_difference
+from nvdd_lammps.unified import NVDDUnified
 
 
 def export_model(
@@ -71,6 +72,7 @@ def export_model(
         "units": "metal",
         "pickled": False,
     }
+    NVDDUnified(wrapper, meta)  # refuses what LAMMPS can't give
     original = probe(wrapper, meta["elements"])
     meta["probe"] = original.summary()
     try:

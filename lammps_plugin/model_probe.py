@@ -12,9 +12,6 @@ from ase import Atoms
 
 from nvdd.errors import InputError
 
-# per-atom inputs that LAMMPS has: the charges of the atoms
-CHARGES = ("charges", "initial_charges")
-
 _N_ATOMS = 12
 # sums over 12 atoms of values that are equal to rounding; float32 models may fuse operations another way
 _TOLERANCE = {"float32": 2e-6, "float64": 1e-12}
@@ -43,20 +40,14 @@ def probe(wrapper: Any, elements: Sequence[str]) -> Probe:
     """Evaluates a wrapper on one rank and the CPU.
 
     Raises:
-        InputError: the model reads inputs that LAMMPS does not have, or gives no finite numbers.
+        InputError: it gives no finite numbers.
     """
     from nvdd.config import DomainConfig
     from nvdd.data import Batch
     from nvdd.runtime.model import DistributedModel
 
-    config = wrapper.model_config
-    if unknown := sorted((config.node_inputs - set(CHARGES)) | config.system_inputs):
-        raise InputError(
-            f"it reads {', '.join(unknown)}, which LAMMPS does not have: a model for LAMMPS reads species, geometry and, "
-            f"as a per-atom input, {' or '.join(CHARGES)}"
-        )
     atoms = structure(elements)
-    for name in config.node_inputs:
+    for name in wrapper.model_config.node_inputs:  # charges: LAMMPS has no others
         atoms.set_array(name, np.linspace(-1.0, 1.0, len(atoms)))
     out = DistributedModel(wrapper, DomainConfig())(Batch.from_atoms(atoms), ("energy", "forces"))
     forces = np.zeros((len(atoms), 3))

@@ -188,7 +188,7 @@ def test_weights_of_ones_own_come_from_the_file(tmp_path, monkeypatch):
 
 def test_charges_are_an_input_that_lammps_has(tmp_path):
     export_model("py:exported_models:Charged", tmp_path / "a.nvdd")
-    with pytest.raises(InputError, match="it reads weight, which LAMMPS does not have"):
+    with pytest.raises(InputError, match="Charged reads weight, which LAMMPS does not have"):
         export_model("py:exported_models:Charged", tmp_path / "b.nvdd", options={"inputs": "weight"})
 
 

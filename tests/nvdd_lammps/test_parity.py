@@ -84,23 +84,22 @@ REAL, ATM = 23.060549, 68568.415  # LAMMPS's kcal/mol and, from kcal/mol/A^3, at
 BAR = 1.6021765e6  # LAMMPS's, from eV/A^3
 JOBS = {
     "MACE, NVE": Job("mace-zbl", "quartz"),
-    "MACE, an old list": Job("mace-zbl", "quartz", "fix 1 all nve\nrun 22"),
-    "MACE, elements in another order": Job("mace-zbl", "quartz", elements="O Si"),
-    "MACE, cell smaller than the cutoff": Job("mace-zbl", "quartz unit"),
-    "MACE, NPT": Job("mace-zbl", "quartz", "fix 1 all npt temp 300 300 0.1 tri 0 0 1\nrun 20"),
-    "MACE, tiled": Job("mace-zbl", "quartz", "comm_style tiled\nbalance 1.0 rcb\nfix 1 all nve\nrun 20"),
-    "MACE, minimize": Job("mace-zbl", "quartz", "minimize 0 1e-8 5 20"),
-    "MACE, units real": Job("mace-zbl", "quartz unit", units="real"),
+    "MACE, an old list": Job("mace-zbl", "quartz unit", "fix 1 all nve\nrun 10"),
+    "MACE, elements in another order": Job("mace-zbl", "quartz unit", "fix 1 all nve\nrun 8", elements="O Si"),
+    "MACE, cell smaller than the cutoff": Job("mace-zbl", "quartz unit", "fix 1 all nve\nrun 20"),
+    "MACE, NPT": Job("mace-zbl", "quartz unit", "fix 1 all npt temp 300 300 0.1 tri 0 0 1\nrun 8"),
+    "MACE, tiled": Job("mace-zbl", "quartz", "comm_style tiled\nbalance 1.0 rcb\nfix 1 all nve\nrun 5"),
+    "MACE, minimize": Job("mace-zbl", "quartz unit", "minimize 0 1e-8 3 10"),
+    "MACE, units real": Job("mace-zbl", "quartz unit", "fix 1 all nve\nrun 8", units="real"),
     "7net-0": Job("7net-0", "quartz unit", "fix 1 all nve\nrun 6"),
-    "energy of positions": Job("positions.pkl", "quartz", stress_atom=False),
-    "forces of their own": Job("direct.pkl", "quartz", stress_atom=False),
+    "energy of positions": Job("positions.pkl", "quartz", "fix 1 all nve\nrun 8", stress_atom=False),
+    "forces of their own": Job("direct.pkl", "quartz", "fix 1 all nve\nrun 8", stress_atom=False),
 }
 REFUSED = {
     "units electron": (Job("mace-zbl", "quartz unit", "run 0", units="electron"), "use units metal, or units real"),
     "wrong element": (Job("mace-zbl", "quartz unit", "run 0", elements="Si Xe"), "element Xe of atom type 2 is not known"),
     "stress/atom of other forces": (Job("direct.pkl", "quartz unit", "run 0"), "it has no virial per atom"),
     "charges": (Job("charged.pkl", "quartz unit", "run 0"), "use atom_style charge"),
-    "no ids": (Job("mace-zbl", "quartz unit", "run 0", style="atomic\natom_modify id no"), "take out `atom_modify id no`"),
 }
 
 

@@ -263,7 +263,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def evaluate(cases: Mapping[str, Case], n: int, limit: float = 120.0) -> dict[str, dict[str, Any]]:
+def evaluate(cases: Mapping[str, Case], n: int, limit: float = 280.0) -> dict[str, dict[str, Any]]:
     """What each case gives on ``n`` ranks: energy, and in the order of atoms energies, forces; virial; counts by rank."""
     from lammps_runs import launch
 

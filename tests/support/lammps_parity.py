@@ -17,7 +17,6 @@ from lammps_runs import launch
 DECK = """units {units}
 atom_style {style}
 {boundary}
-box tilt large
 read_data {data}.data
 mass * 20.0
 pair_style mliap unified {file}
@@ -63,11 +62,11 @@ class Job:
         return DECK.format(
             **vars(self) | {"stress_atom": "compute s all stress/atom NULL virial" if self.stress_atom else ""},
             file=self.model if self.model.endswith(".pkl") else f"{self.model}.nvdd",
-            data=self.structure.replace(" ", "_"), timestep=TIMESTEP.get(self.units, 0.001), reduced="c_s[1]" if self.stress_atom else "",
+            data=self.structure.replace(" ", "_"), timestep=TIMESTEP.get(self.units, 0.001), reduced="c_s[1]" if self.stress_atom else "c_e",
         )  # fmt: skip
 
 
-def run(jobs: Mapping[str, Job], n: int, folder: Path, limit: float = 150.0) -> dict[str, dict[str, Any]]:
+def run(jobs: Mapping[str, Job], n: int, folder: Path, limit: float = 280.0) -> dict[str, dict[str, Any]]:
     """Positions, cell, energy, forces, stress of the last step of each job, on ``n`` ranks."""
     with tempfile.TemporaryDirectory() as scratch:
         given, found = Path(scratch, "given"), Path(scratch, "found")
