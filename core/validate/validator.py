@@ -127,6 +127,8 @@ def _validate(
     except Exception as error:
         first.error, first.diagnoses = error, [translate(error)]
     if first.diagnoses:
+        if first.diagnoses[0].kind == "order-dependent":  # nvdd may refuse the very line
+            Trial(single, session, tolerance, initial, given).look_for_refusal(first)
         report.attempts = [first]
         return report
     report.geometries = [f"{c.name}: {g}" for c in single.cases for g in c.geometries]

@@ -353,6 +353,13 @@ class SortedAtoms(Model):
         return h + h.sort(dim=0).values.mean(0)
 
 
+class CumulativeSum(Model):
+    """A running sum over atoms: it depends on their order."""
+
+    def update(self, data, h):
+        return h + 0.01 * h.cumsum(0)
+
+
 class FirstAtom(Model):
     """Energies relative to the first atom's, on plain tensors, where nothing can stop it."""
 
@@ -384,6 +391,18 @@ class Dropout(Model):
 
     def update(self, data, h):
         return F.dropout(h, 0.2, self.training)
+
+
+class Neutral(Model):
+    """Returns a total charge that is zero but for round-off: right over ranks, whatever the noise."""
+
+    spec = SPEC_MPNN_HALO.with_outputs(total_charge=PER_GRAPH)
+
+    def forward(self, data):
+        h = self.features(data)
+        q = torch.tanh(h[:, 0])
+        q = q - (by_system(data, q) / data.n_atoms_per_system)[data.batch]
+        return ModelOutputs(energies=self.readout(h).squeeze(-1) + q**2, total_charge=by_system(data, q))
 
 
 class Severed(Model):
