@@ -19,7 +19,7 @@ from nvdd.validate import ValidationSession, trace_and_validate
 AS_DECLARED = (
     "Plain", "SeedsPolicy", "NoSpec", "DroppedRebind", "ChargeEquilibration", "Full", "FeatureNorm", "ReceiverSoftmax",
     "SenderSoftmax", "DegreeNormalised", "ReverseEdges", "ReturnsForces", "EnergyOnly", "Float32", "HelperAdapted",
-    "Fused", "FusedUnderHaloRead", "Neutral", "BatchNormTraining",  # in eval mode
+    "Fused", "FusedUnderHaloRead", "Neutral", "Sharded", "BatchNormTraining",  # in eval mode
 )  # fmt: skip
 FIXED = {
     "Undeclared": "declare_output(charges) + declare_output(moments)",
@@ -30,6 +30,7 @@ FIXED = {
     "FusedMissingGather": "add_gather_inputs(zoo::fused)",
     "FusedMissingScatter": "scatter_outputs(zoo::fused)",
     "FusedMissingOutput": "scatter_outputs(zoo::fused)",
+    "HalfList": "store_sharded",
     "FusedDoublePadding": "drop_gather_inputs(zoo::fused)",
 }
 # model -> (kind of diagnosis, stage, words of the next action)

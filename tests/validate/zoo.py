@@ -22,18 +22,23 @@ from nvdd import (
     Batch,
     DistributionSpec,
     ForceStrategy,
+    GatherInputs,
     HaloStoragePolicy,
     MLIPSpec,
     ModelConfig,
     ModelOutputs,
     NeighborConfig,
+    OpAdapter,
     OutputKind,
     OutputSpec,
+    PythonAdapter,
     Reduce,
     Role,
+    ScatterOutputs,
+    ShardedStoragePolicy,
+    SliceOutputsOwned,
     to_local,
 )
-from nvdd.adapters import GatherInputs, OpAdapter, PythonAdapter, ScatterOutputs, SliceOutputsOwned
 
 CUTOFF, WIDTH = 3.4, 6
 PER_NODE, PER_GRAPH = OutputSpec(OutputKind.PER_NODE), OutputSpec(OutputKind.PER_GRAPH)
@@ -328,6 +333,23 @@ class SentinelIdiom(Model):
     def collect(self, data, h, m):
         valid = (data.senders < data.n_atoms) & (data.receivers < data.n_atoms)
         return torch.zeros_like(h).index_add(0, data.receivers[valid], m[valid])
+
+
+class HalfList(Model):
+    """Counts each pair once, by comparing the ids of its atoms."""
+
+    def energies(self, data):
+        i, j = data.receivers, data.senders
+        once = torch.where(i < j, 1.0, torch.where(i == j, 0.5, 0.0)).to(torch.float64)
+        pair = once * self.waves(data)[:, 0] * 0.5
+        energies = super().energies(data)
+        return energies + torch.zeros_like(energies).index_add(0, i, pair).index_add(0, j, pair)
+
+
+class Sharded(HalfList):
+    """The same, stored as such a model needs it: owned rows, global ids."""
+
+    spec = SPEC_MPNN_HALO.with_policy(ShardedStoragePolicy())
 
 
 class GlobalAttention(Model):
