@@ -13,7 +13,6 @@ from nvdd.adapters import AdapterRegistry
 from nvdd.adapters.scripted import ScriptedCalls
 from nvdd.cells import volume
 from nvdd.config import DomainConfig, StrategyKind
-from nvdd.context import DDContext, enter
 from nvdd.data import Batch
 from nvdd.errors import DistributedOpError, InputError
 from nvdd.model_config import EdgeLayout, NeighborListFormat
@@ -155,10 +154,9 @@ class DistributedModel:
             if create_graph and batch.positions.requires_grad:
                 device = self.comm.device
                 graph = graph.differentiable(batch.positions.to(device), batch.cell.to(device))
-            context = DDContext(meta, type(self.wrapper).__name__)
             try:
                 # around backward too, in which checkpointed parts of the model run again
-                with enter(context), self.adapters.installed(context):
+                with self.adapters.running(meta, type(self.wrapper).__name__):
                     return self._evaluate(batch, graph, meta, volumes, wanted, create_graph)
             finally:
                 meta.release()
