@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,10 @@ def evaluate_cases(
     """Evaluates the cases of ``request`` on this rank; appends a `RankResult` for each geometry to ``done``."""
     declared = request.spec if request.spec is not None else resolve_spec(wrapper, DomainConfig().strategy)
     spec = apply_fixes(declared, request.fixes)
-    config = wrapper.model_config
+    config = copy.copy(wrapper.model_config)  # which may be the class's
     config.outputs = frozenset(config.outputs) | request.returned  # whatever it returns is compared
+    with suppress(AttributeError):  # a property: what it leaves out is reported as not compared
+        wrapper.model_config = config
     with ExitStack() as stack:
         watch = stack.enter_context(watch_helpers(request.watch)) if request.watch else None
         _evaluate(comm, distribute, wrapper, spec, request, done, watch)

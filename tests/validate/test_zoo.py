@@ -36,6 +36,7 @@ FIXED = {
 # model -> (kind of diagnosis, stage, words of the next action)
 REFUSED = {
     "SentinelIdiom": ("index-values", "one rank", "zoo.py"),
+    "ShardedSentinel": ("index-values", "ranks", "number of atoms of this rank"),
     "GlobalAttention": ("mixes-rows", "one rank", "matmul"),
     "TopK": ("mixes-rows", "one rank", "argsort"),
     "SortedAtoms": ("mixes-rows", "one rank", "sort"),

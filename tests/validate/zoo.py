@@ -352,6 +352,12 @@ class Sharded(HalfList):
     spec = SPEC_MPNN_HALO.with_policy(ShardedStoragePolicy())
 
 
+class ShardedSentinel(SentinelIdiom):
+    """The same mask where ids are global: it would drop the atoms of other ranks."""
+
+    spec = SPEC_MPNN_HALO.with_policy(ShardedStoragePolicy())
+
+
 class GlobalAttention(Model):
     """All pairs of atoms."""
 
