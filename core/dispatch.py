@@ -200,8 +200,9 @@ def dispatch(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     if call.has(Role.SENDER, Role.RECEIVER, Role.EDGE_INDEX):
         to_atoms = any(s._role.is_index and s._of == "atoms" for s in call.shards)
         if call.meta.distributed and to_atoms and not call.inplace:  # to the model the values are global ids
-            from nvdd.handlers.distributed import global_ids
+            from nvdd.handlers.distributed import check_not_local, global_ids
 
+            check_not_local(call)
             return func(*_map(args, global_ids), **dict(zip(kwargs, _map(kwargs.values(), global_ids), strict=True)))
         raise call.refuse(
             "the values of an edge index are rows of this rank's atoms and of its halo; a comparison or arithmetic "

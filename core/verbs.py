@@ -87,6 +87,7 @@ def refresh_neighbors(x: Tensor, pad: bool = False) -> Tensor:
         _check_atoms(x, meta, "refresh_neighbors")
         if meta.fetches and not pad:
             return x
+    _check_crosses(meta, "refresh_neighbors")
     return promote(fetch(to_local(x)[: meta.n_owned], meta.plan, "refresh of neighbours"), Role.PADDED, meta)
 
 
@@ -111,6 +112,7 @@ def scatter_to_owners(out: Tensor) -> Tensor:
             f"scatter_to_owners takes {meta.n_padded} owned and halo rows, and this has shape {tuple(out.shape)}; write over "
             "owned and halo rows (current_dd_context().n_padded)"
         )
+    _check_crosses(meta, "scatter_to_owners")
     plain = to_local(out)
     total = fold(plain, meta.plan, site) if meta.fetches else correct(plain, meta.plan, site)
     return promote(total, meta.atom_role, meta)
@@ -158,6 +160,14 @@ def _check_atoms(x: Tensor, meta: ShardMeta, who: str) -> None:
         raise DistributedOpError(
             f"{who} takes the {meta.n_rows} rows of atoms of this rank, and this has shape {tuple(x.shape)}; give the "
             "ShardTensor, which knows its rows, or rows as the policy has them (current_dd_context().n_rows)"
+        )
+
+
+def _check_crosses(meta: ShardMeta, who: str) -> None:
+    if not meta.reads_remote:
+        raise DistributedOpError(
+            f"{who} sends rows between ranks, and LocalStoragePolicy lets nothing cross ranks; use a policy that reads remote "
+            "rows, for example SPEC_MPNN_HALO's"
         )
 
 

@@ -11,13 +11,15 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from nvdd.context import DDContext, context_of
 from nvdd.errors import InputError
 
-_MISSING = object()
+_MISSING, _UNKNOWN = object(), object()
 
 
 @dataclass(eq=False)
@@ -37,37 +39,48 @@ class Replacement:
     calls: int = 0
 
 
-@dataclass(eq=False)
 class _Patch:
-    """An attribute that has replacements at present."""
+    """An attribute that has replacements at present.
 
-    owner: Any
-    name: str
-    raw: Any  # as it stands in the owner's __dict__; _MISSING if inherited
-    original: Any
-    replacements: list[Replacement] = field(default_factory=list)
+    Args:
+        owner, name: whose attribute.
+        raw: as it stands in the owner's ``__dict__``; _MISSING if inherited.
+        original: the same as a plain function or value.
+    """
+
+    def __init__(self, owner: Any, name: str, raw: Any, original: Any) -> None:
+        self.owner, self.name, self.raw, self.original = owner, name, raw, original
+        self.replacements: tuple[Replacement, ...] = ()  # exchanged as a whole, so that calls need no lock
 
     def call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        with _lock:
-            present = tuple(self.replacements)
-        scopes = {r.scope for r in present} - {None}
-        context = context_of(args) if scopes else None
-        chain = [r for r in present if r.scope is None or (context is not None and r.scope.meta is context.meta)]
-        return self._call_from(chain, args, kwargs)
+        meta = _UNKNOWN
+        chain = []
+        for replacement in self.replacements:
+            scope = replacement.scope
+            if scope is not None and meta is _UNKNOWN:
+                context = context_of(args)
+                meta = None if context is None else context.meta
+            if scope is None or scope.meta is meta:
+                chain.append(replacement)
+        return _Original(self.original, chain)(*args, **kwargs)
 
-    def _call_from(self, chain: list[Replacement], args: tuple, kwargs: dict[str, Any]) -> Any:
-        if not chain:
-            return self.original(*args, **kwargs)
-        last, before = chain[-1], chain[:-1]
+
+class _Original:
+    """What a wrapping replacement gets for the original: the replacement before it, or at last the original itself."""
+
+    __slots__ = ("__wrapped__", "_chain")
+
+    def __init__(self, original: Callable, chain: list[Replacement]) -> None:
+        self.__wrapped__, self._chain = original, chain
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._chain:
+            return self.__wrapped__(*args, **kwargs)
+        last = self._chain[-1]
         last.calls += 1
         if not last.wraps:
             return last.value(*args, **kwargs)
-
-        @functools.wraps(self.original)
-        def original(*args: Any, **kwargs: Any) -> Any:
-            return self._call_from(before, args, kwargs)
-
-        return last.value(original, *args, **kwargs)
+        return last.value(_Original(self.__wrapped__, self._chain[:-1]), *args, **kwargs)
 
 
 _patches: dict[tuple[int, str], _Patch] = {}
@@ -81,28 +94,28 @@ def replace(owner: Any, name: str, replacement: Replacement, who: str) -> None:
         InputError: there is no such attribute, or it is one that can't be replaced.
     """
     with _lock:
-        patch = _patches.get((id(owner), name))
-        if patch is None:
-            patch = _patch(owner, name, who)
-            if _is_switchable(patch.original):
-                if not callable(replacement.value):
-                    raise InputError(f"{who}: what replaces a function must be callable, not {replacement.value!r}")
-                setattr(owner, name, _switch(patch))
-            _patches[id(owner), name] = patch
-        elif not _is_switchable(patch.original):
+        patch = _patches.get((id(owner), name)) or _patch(owner, name, who)
+        switched = _is_function(patch.original)
+        if switched and not callable(replacement.value):
+            raise InputError(f"{who}: what replaces a function must be callable, not {replacement.value!r}")
+        if not switched and replacement.wraps:
+            raise InputError(f"{who}: {name!r} is a {type(patch.original).__name__}, and only functions can be wrapped")
+        if not switched:
             _refuse_two_models(patch, replacement, who)
-        patch.replacements.append(replacement)
-        if not _is_switchable(patch.original):
             setattr(owner, name, replacement.value)
+        elif not patch.replacements:
+            setattr(owner, name, _switch(patch))
+        _patches[id(owner), name] = patch
+        patch.replacements = (*patch.replacements, replacement)
 
 
 def restore(owner: Any, name: str, replacement: Replacement) -> None:
     """Takes ``replacement`` out; with the last one the attribute is what it was before the first."""
     with _lock:
         patch = _patches[id(owner), name]
-        patch.replacements.remove(replacement)
+        patch.replacements = tuple(r for r in patch.replacements if r is not replacement)
         if patch.replacements:
-            if not _is_switchable(patch.original):
+            if not _is_function(patch.original):
                 setattr(owner, name, patch.replacements[-1].value)
             return
         del _patches[id(owner), name]
@@ -126,9 +139,9 @@ def _patch(owner: Any, name: str, who: str) -> _Patch:
     return _Patch(owner, name, raw, getattr(owner, name) if original is _MISSING else original)
 
 
-def _is_switchable(original: Any) -> bool:
-    """Whether it is a function of some kind: a class or a value is seen by everybody, or by nobody."""
-    return callable(original) and not inspect.isclass(original)
+def _is_function(value: Any) -> bool:
+    """Whether a switch can stand in for it: any other value, a class too, is seen by everybody or by nobody."""
+    return inspect.isroutine(value) or isinstance(value, torch.jit.ScriptFunction)
 
 
 def _switch(patch: _Patch) -> Callable:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nvdd.adapters.base import Adapter, AdapterStatus, Installed
-from nvdd.context import DDContext
+from nvdd.context import DDContext, enter
 from nvdd.errors import InputError
+from nvdd.roles import ShardMeta
 
 
 @dataclass(eq=False)
@@ -113,6 +114,18 @@ class AdapterRegistry:
             with self._lock:
                 self._open = [level for level in self._open if level is not mine]
             self._close(mine)
+
+    @contextmanager
+    def running(self, meta: ShardMeta, model: str = "") -> Iterator[DDContext]:
+        """Around one forward and its backward: it becomes the current context, and the adapters apply in it.
+
+        Args:
+            meta: the partition of the forward.
+            model: name of the model, for messages.
+        """
+        context = DDContext(meta, model)
+        with enter(context), self.installed(context):
+            yield context
 
     def __enter__(self) -> AdapterRegistry:
         self.install()

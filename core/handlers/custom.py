@@ -194,6 +194,7 @@ class _AdaptedCall:
 
     def _gather_full(self, name: str, value: Tensor) -> Tensor:
         self._rows(name, value, "GatherInputsFull")
+        self._check_crosses(name)
         meta, directory = self.meta, self.meta.atom_directory
         mine = to_local(value)[: meta.n_counted]
         table = mine.new_zeros(len(directory.owner) + 1, *mine.shape[1:])
@@ -206,6 +207,14 @@ class _AdaptedCall:
     def _slice(self, name: str, value: Tensor) -> Tensor:
         self._rows(name, value, "SliceOwned")
         return to_local(value)[: self.meta.n_counted]
+
+    def _check_crosses(self, what: str) -> None:
+        if not self.meta.reads_remote:
+            raise self._refuse(
+                what,
+                "LocalStoragePolicy lets nothing cross ranks",
+                "Use a policy that reads remote rows, as SPEC_MPNN_HALO's",
+            )
 
     # -- results
 
@@ -229,6 +238,7 @@ class _AdaptedCall:
         )
         site = f"{self.call.name}, result {position}"
         if isinstance(transform, ScatterOutputs):
+            self._check_crosses(f"result {position}")
             self._check_length(position, value, (meta.n_padded,), "ScatterOutputs takes owned and halo rows")
             value = fold(value, meta.plan, site) if meta.fetches else correct(value, meta.plan, site)
             return promote(value, meta.atom_role, meta)

@@ -42,6 +42,16 @@ def global_ids(index: Tensor) -> Tensor:
     return promote(ids.to(index.dtype), index._entry, meta, index._row_dim)
 
 
+def check_not_local(call: Call) -> None:
+    """Raises where global ids meet this rank's number of atoms: ``ids < data.n_atoms`` would drop other ranks' atoms."""
+    n, n_global = call.meta.n_rows, len(call.meta.atom_directory.owner)
+    if n != n_global and any(type(v) is int and v == n for v in (*call.args, *call.kwargs.values())):
+        raise call.refuse(
+            f"global ids are compared or computed with {n}, the number of atoms of this rank, where one process has {n_global}",
+            "There are no padding edges to filter out: leave the line away, or use a number that does not depend on ranks",
+        )
+
+
 def _plan(call: Call, index: ShardTensor) -> tuple[ExchangePlan, Tensor]:
     """The plan for the ids in ``index``, made once in a forward."""
     meta = index._meta

@@ -15,7 +15,6 @@ from nvdd.adapters import AdapterRegistry
 from nvdd.adapters.scripted import ScriptedCalls
 from nvdd.cells import volume
 from nvdd.config import DomainConfig, StrategyKind
-from nvdd.context import DDContext, enter
 from nvdd.data import Batch
 from nvdd.errors import DistributedOpError, InputError
 from nvdd.exchange import counted_once
@@ -214,10 +213,9 @@ class DistributedModel:
             {} if rows is None else {"edges": rows.edges, "bonds": rows.bonds},
             directory=graph.topology.directory,
         )
-        context = DDContext(meta, type(self.wrapper).__name__)
         try:
             # around backward too, in which checkpointed parts of the model run again
-            with enter(context), self.adapters.installed(context):
+            with self.adapters.running(meta, type(self.wrapper).__name__):
                 yield meta
         finally:
             meta.release()

@@ -57,9 +57,11 @@ def check_roles(outputs: Mapping[str, Tensor], spec: MLIPSpec, meta: ShardMeta) 
         role = getattr(value, "_role", None)
         label = f"output {name!r} of shape {tuple(value.shape)}"
         if kind is OutputKind.PER_NODE:
-            if role not in (None, meta.atom_role):
+            # owned rows are final in any case, so those of the halo may be there or not
+            either = declared.reduce is Reduce.OWNED_ONLY
+            if role not in (None, meta.atom_role) and not (either and role.is_atoms):
                 raise DistributedOpError(f"{label} is declared PER_NODE but is {role.value}")
-            if value.shape[:1] != (meta.n_rows,):
+            if value.shape[:1] not in ((meta.n_rows,), *([(meta.n_owned,), (meta.n_padded,)] if either else [])):
                 raise DistributedOpError(f"{label} is declared PER_NODE but this rank has {meta.n_rows} rows of atoms")
         elif kind is OutputKind.PER_GRAPH and declared.reduce is not Reduce.ALL_REDUCE:
             if role is not Role.SYSTEM and meta.comm.size > 1:

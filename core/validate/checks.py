@@ -41,11 +41,11 @@ class Checker:
     ) -> None:
         self.geometries, self.truths, self.tolerance = geometries, truths, tolerance
         self.cutoff, self.kinds = cutoff, kinds
-        self.largest: dict[str, float] = defaultdict(float)
+        self.largest: dict[str, float] = {}
         for truth in truths.values():
             for name, value in truth.values.items():
                 if np.isfinite(value).all():
-                    self.largest[name] = max(self.largest[name], float(np.abs(value).max(initial=0.0)))
+                    self.largest[name] = max(self.largest.get(name, 0.0), float(np.abs(value).max(initial=0.0)))
 
     def per_atom(self, name: str, spec: MLIPSpec) -> bool | None:
         """Whether rows of an output are atoms; None for one value that is the same everywhere."""
@@ -112,7 +112,7 @@ class Checker:
         for found in candidates:
             comparison = compare(
                 name, label, found, reference, self.tolerance, system if per_atom else None,
-                None if per_atom else counts, self.largest[name],
+                None if per_atom else counts, self.largest.get(name),
             )  # fmt: skip
             if worst is None or (worst[0].ok and not comparison.ok):
                 worst = comparison, found

@@ -89,7 +89,7 @@ _RULES = (
     ),
     _Rule(
         "index-values",
-        r"the values of an edge index are rows of this rank's atoms",
+        r"the values of an edge index are rows of this rank's atoms|global ids are compared or computed with",
         "the model computes or compares with the values of an edge index (the `edge_index < n_atoms` idiom is the usual one): "
         "{error}",
         "Delete the mask: there are no padding edges, and on one rank it would drop every edge to another rank's atom. "

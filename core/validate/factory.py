@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,22 +112,41 @@ def _importable(module: str) -> bool:
     return found.origin is not None and Path(found.origin).resolve() == Path(file).resolve()
 
 
+# set while a script is loaded for its factory: what it does at its top level must not start ranks again
+_loading: ContextVar[str] = ContextVar("loading", default="")
+
+
+def refuse_while_loading() -> None:
+    """Raises where a rank that loads a script for its factory comes upon the validation that has started it."""
+    if path := _loading.get():
+        raise InputError(
+            f"{path} calls trace_and_validate at its top level, which each rank runs to find the model factory; put the call "
+            "under if __name__ == '__main__':"
+        )
+
+
 def _load(path: str) -> Any:
-    """The module in a file, under a name of its own: a script's ``if __name__ == "__main__"`` does not run."""
+    """The module in a file: the one that is loaded, else under a name of its own, which is not ``__main__``."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and Path(file).name == Path(path).name and str(Path(file).resolve()) == path:
+            return module
     name = f"nvdd_factory_{hashlib.sha1(path.encode()).hexdigest()[:12]}"
-    if name not in sys.modules:
-        folder = str(Path(path).parent)
-        if folder not in sys.path:  # as Python does for scripts
-            sys.path.append(folder)
-        spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    folder = str(Path(path).parent)
+    if folder not in sys.path:  # as Python does for scripts
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    token = _loading.set(path)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        _loading.reset(token)
+    return module
 
 
 def checksum(wrapper: torch.nn.Module) -> str:

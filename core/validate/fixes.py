@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from nvdd.adapters import GatherInputs, OpAdapter, ScatterOutputs
-from nvdd.policy import HaloStoragePolicy
+from nvdd.policy import HaloStoragePolicy, ShardedStoragePolicy
 from nvdd.roles import Role
 from nvdd.specs import ForceStrategy, MLIPSpec, OutputKind, OutputSpec, Reduce
 
@@ -27,6 +27,11 @@ class Fix:
     rule: str
     output: str = ""
     value: str = ""
+
+    @property
+    def speculative(self) -> bool:
+        """Whether the rule tries something else rather than what the message says."""
+        return self.rule in ("store_sharded", "halo_correction_to_fetch", "halo_correction_to_local", "scatter_outputs")
 
     def __str__(self) -> str:
         return f"{self.rule}({self.output})" if self.output else self.rule
@@ -91,6 +96,7 @@ RULES: dict[str, Callable[[MLIPSpec, Fix], MLIPSpec]] = {
     "add_gather_inputs": _pad,
     "drop_gather_inputs": _unpad,
     "scatter_outputs": _scatter,
+    "store_sharded": lambda spec, fix: spec.with_policy(ShardedStoragePolicy()),
     "halo_correction_to_fetch": lambda spec, fix: _halo(spec, "halo_fetch"),
     "halo_correction_to_local": lambda spec, fix: _halo(spec, "halo_read"),
 }
@@ -139,6 +145,8 @@ def propose(
         # a model that differentiates by positions itself returns the forces
         other = ForceStrategy.MODEL_INTERNAL if "forces" in returned else ForceStrategy.POSITIONS
         fixes.append(Fix("force_strategy", value=other.value))
+    if "index-values" in problems and isinstance(spec.distribution.policy, HaloStoragePolicy):
+        fixes.append(Fix("store_sharded"))  # where the values are global ids
     fixes += _of_adapters(spec, problems, bool(set(failed)))
     policy = spec.distribution.policy
     if isinstance(policy, HaloStoragePolicy) and policy.scatter_mode == "halo_correction" and (set(failed) or problems):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from nvdd.communicator import Communicator
 from nvdd.config import DomainConfig
 from nvdd.data import Batch
 from nvdd.runtime.model import DistributedModel, resolve_spec
+from nvdd.shard_tensor import ShardTensor
 from nvdd.specs import MLIPSpec
 from nvdd.trace import dispatch_trace
 from nvdd.validate.edges import rank_edges
@@ -68,6 +70,7 @@ class RankResult:
         fired: (op, handler) -> how often.
         n_exchanges: between ranks.
         builds: how often the partition has been made so far in this case.
+        roles: output that the wrapper returned -> name of its role, "" if it has none.
         layers, helpers: records, if they were asked for.
     """
 
@@ -81,6 +84,7 @@ class RankResult:
     fired: Counter = field(default_factory=Counter)
     n_exchanges: int = 0
     builds: int = 0
+    roles: dict[str, str] = field(default_factory=dict)
     layers: list[LayerOutput] = field(default_factory=list)
     helpers: list[HelperOutput] = field(default_factory=list)
 
@@ -120,8 +124,10 @@ def evaluate_cases(
     """Evaluates the cases of ``request`` on this rank; appends a `RankResult` for each geometry to ``done``."""
     declared = request.spec if request.spec is not None else resolve_spec(wrapper, DomainConfig().strategy)
     spec = apply_fixes(declared, request.fixes)
-    config = wrapper.model_config
+    config = copy.copy(wrapper.model_config)  # which may be the class's
     config.outputs = frozenset(config.outputs) | request.returned  # whatever it returns is compared
+    with suppress(AttributeError):  # a property: what it leaves out is reported as not compared
+        wrapper.model_config = config
     with ExitStack() as stack:
         watch = stack.enter_context(watch_helpers(request.watch)) if request.watch else None
         _evaluate(comm, distribute, wrapper, spec, request, done, watch)
@@ -141,6 +147,7 @@ def _evaluate(comm, distribute, wrapper, spec, request: Request, done: list, wat
             result = RankResult(case.name, name, turn)
             done.append(result)  # with what is recorded until then, if the forward fails
             with ExitStack() as stack:
+                stack.enter_context(_roles_of_outputs(wrapper, result.roles))
                 if request.layers:
                     result.layers = stack.enter_context(record_layers(wrapper))
                 trace = stack.enter_context(dispatch_trace())
@@ -153,6 +160,21 @@ def _evaluate(comm, distribute, wrapper, spec, request: Request, done: list, wat
             result.edges = rank_edges(model.graphs.update(batch))
             result.n_halo, result.builds = out.n_halo, model.graphs.n_builds
             result.fired, result.n_exchanges = trace.fired, trace.n_exchanges
+
+
+@contextmanager
+def _roles_of_outputs(wrapper: torch.nn.Module, into: dict[str, str]) -> Iterator[None]:
+    """Notes the roles of what the wrapper returns during the block."""
+
+    def note(module: Any, args: Any, outputs: Any) -> None:
+        for name, value in outputs.items():
+            into[name] = value._role.name if isinstance(value, ShardTensor) else ""
+
+    handle = wrapper.register_forward_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def save_record(folder: str, rank: int, done: list[RankResult]) -> None:

@@ -108,11 +108,19 @@ class TraceReport:
 
     @property
     def best(self) -> Attempt | None:
-        """The attempt that passed, else the one that came farthest with the fewest failures."""
+        """The attempt that passed, else the one that came farthest with the fewest failures.
+
+        One that tried something else on suspicion, and failed, tells less than what raised the suspicion.
+        """
         if not self.attempts or self.ok:
             return self.attempts[-1] if self.attempts else None
         far = {"reference": 0, "one rank": 1, "ranks": 2}
-        rank = lambda a: (far[a.stage], a.error is None, -len(a.failures) if a.comparisons else -1e9)
+        rank = lambda a: (
+            not any(f.speculative for f in a.fixes),
+            far[a.stage],
+            a.error is None,
+            -len(a.failures) if a.comparisons else -1e9,
+        )
         return max(self.attempts, key=rank)
 
     @property

@@ -84,7 +84,7 @@ def compare(
     tolerance: Tolerance,
     system: np.ndarray | None = None,
     atoms_per_system: np.ndarray | None = None,
-    largest: float = 0.0,
+    largest: float | None = None,
 ) -> Comparison:
     """Compares ``found`` with ``reference``, both in atom order (or one row a system).
 
@@ -92,7 +92,8 @@ def compare(
         system: (n_rows,) system of each row, for per-atom outputs; None where each row is a system of its own, or
             the output belongs to no system.
         atoms_per_system: (n_systems,), to divide extensive outputs by.
-        largest: largest reference value of this output in any geometry.
+        largest: largest reference value of this output in any geometry, if that is known. Of an output that is nowhere
+            above atol (a total charge of zero, but for round-off) the absolute error alone tells anything.
     """
     failed = lambda why: Comparison(output, geometry, False, np.inf, np.inf, "", why)
     if found.shape != reference.shape:
@@ -109,12 +110,14 @@ def compare(
     group = np.arange(rows) if system is None else system
     scale = np.zeros(int(group.max()) + 1)
     np.maximum.at(scale, group, size)
-    scale = np.maximum(scale, _FLOOR * largest)[group]
+    scale = np.maximum(scale, _FLOOR * (largest or 0.0))[group]
     if output in EXTENSIVE and atoms_per_system is not None:
         absolute = error / np.maximum(atoms_per_system, 1)
     else:
         absolute = error
     relative = np.where(error > 0, error / np.maximum(scale, np.finfo(float).tiny), 0.0)
+    if largest is not None and largest <= tolerance.atol:
+        relative = np.zeros_like(relative)
     worst = int(np.argmax(np.maximum(absolute / tolerance.atol, relative / tolerance.rtol)))
     ok = bool(absolute.max() <= tolerance.atol and relative.max() <= tolerance.rtol)
     where = f"{'atom' if system is not None else 'system'} {worst}"

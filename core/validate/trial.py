@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from nvdd.communicator import Communicator
 from nvdd.errors import DistributedOpError
+from nvdd.roles import Role
 from nvdd.runtime.model import DistributedModel
-from nvdd.specs import ForceStrategy, MLIPSpec, OutputKind
+from nvdd.specs import ForceStrategy, MLIPSpec, OutputKind, Reduce
 from nvdd.validate.checks import Checker, migrations
 from nvdd.validate.diagnosis import Diagnosis, translate
 from nvdd.validate.fixes import Fix, apply_fixes
@@ -56,7 +57,7 @@ class Trial:
         alone = self._one_rank(attempt, request)
         if alone is None or attempt.diagnoses or attempt.failures:
             return attempt
-        attempt.diagnoses = self._undeclared(attempt.spec)
+        attempt.diagnoses = self._uncombined(attempt.spec, alone)
         if attempt.diagnoses:
             return attempt
         attempt.comparisons, attempt.halo_completeness, attempt.stage = [], None, "ranks"
@@ -85,6 +86,49 @@ class Trial:
                 attempt.diagnoses.append(Diagnosis("wrong-numbers", text, remedy, attempt.failures[0].output))
         self._coverage(ranks)
         return attempt
+
+    def _request(self, spec: MLIPSpec, fixes: tuple[Fix, ...], cases: Sequence[Case], layers: bool = False) -> Request:
+        truth = self.single.truths["as given"]
+        wanted = (set(truth.returned) | {"energy"}) & (truth.values.keys() | {"energies"})
+        derives = spec.force_strategy in (ForceStrategy.EDGE_VECTORS, ForceStrategy.POSITIONS) and not truth.severed
+        if derives:
+            asked = self.single.wrapper.model_config.outputs
+            wanted |= {"forces"} & asked
+            if "stress" in asked and "stress" not in truth.returned:
+                wanted |= {"virial"}
+            if "stresses" in asked and spec.force_strategy is ForceStrategy.EDGE_VECTORS:
+                wanted |= {"stresses"}
+        used = {g for c in cases for g in c.geometries}
+        return Request(
+            self.single.factory, self.given, fixes, tuple(cases), {k: v for k, v in self.single.geometries.items() if k in used},
+            frozenset(wanted), truth.returned, layers, self.single.watch,
+        )  # fmt: skip
+
+    def look_for_refusal(self, attempt: Attempt) -> None:
+        """Puts what nvdd refuses on one rank, with the line of the model, before what else is known."""
+        alone = Attempt(self.initial)
+        self._one_rank(alone, self._request(self.initial, (), self.single.cases))
+        if isinstance(alone.error, DistributedOpError):
+            attempt.error, attempt.stage = alone.error, "one rank"
+            attempt.diagnoses = [*alone.diagnoses, *attempt.diagnoses]
+
+    def _uncombined(self, spec: MLIPSpec, alone: Sequence[RankResult]) -> list[Diagnosis]:
+        """Outputs that ranks would refuse to combine; known without asking them."""
+        found = []
+        for name in sorted(self.single.returned & self.single.truths["as given"].values.keys()):
+            declared = spec.outputs.get(name)
+            if declared is None or declared.kind is OutputKind.UNKNOWN:
+                why = "of the wrapper is not declared in the model's spec"
+            elif (
+                declared.kind is OutputKind.PER_GRAPH
+                and declared.reduce is not Reduce.ALL_REDUCE
+                and any(r.roles.get(name) != Role.SYSTEM.name for r in alone)
+            ):
+                why = "of the wrapper is declared PER_GRAPH, but it is not known to be summed over ranks"
+            else:
+                continue
+            found.append(translate(DistributedOpError(f"output {name!r} {why}")))
+        return found
 
     def _request(self, spec: MLIPSpec, fixes: tuple[Fix, ...], cases: Sequence[Case], layers: bool = False) -> Request:
         truth = self.single.truths["as given"]

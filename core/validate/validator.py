@@ -13,7 +13,7 @@ from nvdd.errors import InputError
 from nvdd.runtime.model import resolve_spec
 from nvdd.specs import SPEC_MPNN_HALO, MLIPSpec
 from nvdd.validate.diagnosis import translate
-from nvdd.validate.factory import FactoryRef
+from nvdd.validate.factory import FactoryRef, refuse_while_loading
 from nvdd.validate.fixes import Fix, propose
 from nvdd.validate.geometries import with_geometry
 from nvdd.validate.report import Attempt, TraceReport
@@ -69,8 +69,10 @@ def trace_and_validate(
         The report. A model that can't be distributed gives a report with the reason, not an exception.
 
     Raises:
-        InputError: the factory can't be reached from other processes, or the sample is no structure.
+        InputError: the factory can't be reached from other processes, the sample is no structure, or a script calls this
+            outside ``if __name__ == "__main__"``.
     """
+    refuse_while_loading()
     factory = FactoryRef.of(model_factory)
     own = session is None
     if session is None:
@@ -127,6 +129,8 @@ def _validate(
     except Exception as error:
         first.error, first.diagnoses = error, [translate(error)]
     if first.diagnoses:
+        if first.diagnoses[0].kind == "order-dependent":  # nvdd may refuse the very line
+            Trial(single, session, tolerance, initial, given).look_for_refusal(first)
         report.attempts = [first]
         return report
     report.geometries = [f"{c.name}: {g}" for c in single.cases for g in c.geometries]

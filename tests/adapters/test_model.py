@@ -12,6 +12,7 @@ from nvdd import (
     DistributedModel,
     DistributedOpError,
     JitAdapter,
+    LocalStoragePolicy,
     ModelOutputs,
     PythonAdapter,
     current_dd_context,
@@ -96,6 +97,14 @@ def test_an_adapter_without_replacement_stops_the_model():
     spec = verb_models.OpaqueBlocks().distribution_spec().with_adapters(PythonAdapter("custom_ops", "scripted_gather"))
     with pytest.raises(ValueError, match="has no replacement"):
         DistributedModel(verb_models.OpaqueBlocks(), spec=spec)(batch())
+
+
+@pytest.mark.parametrize("name", ["OpaqueBlocks", "WholeTable"])
+def test_nothing_crosses_under_a_local_policy(name):
+    wrapper = verb_models.MODELS[name]()
+    wrapper.policy = LocalStoragePolicy()
+    with pytest.raises(DistributedOpError, match="LocalStoragePolicy lets nothing cross ranks"):
+        DistributedModel(wrapper)(batch())
 
 
 def test_context_in_backward_on_another_thread():

@@ -33,6 +33,7 @@ class Parent:
 
 class Model(Parent):
     factor = 3
+    identity = torch.nn.Identity()
 
     def forward(self, x, scale=1):
         """Doubles."""
@@ -134,6 +135,14 @@ def test_attributes_of_classes_by_name():
     with AdapterRegistry([PythonAdapter("spec_parts", "Block.forward", lambda self, x: x)]):
         assert spec_parts.Block().forward(3) == 3
     assert spec_parts.Block().forward(3) == 6
+
+
+def test_callable_objects_are_exchanged_as_they_are(library):
+    library.layer, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 2)
+    before = library.layer
+    with AdapterRegistry([PythonAdapter("third_party_library", "layer", other)]):
+        assert library.layer is other and library.layer.out_features == 2
+    assert library.layer is before
 
 
 def test_an_exception_inside_restores(library):
@@ -274,6 +283,7 @@ REFUSED = {
     "a scripted function": (lambda: FunctionAdapter(custom_ops.scripted_square), "use JitAdapter"),
     "marshal with a replacement": (lambda: JitAdapter("m", "f", len, mode="marshal"), "leave the replacement out"),
     "another mode": (lambda: JitAdapter("m", "f", mode="magic"), "neither 'eager' nor 'marshal'"),
+    "a callable object as method": (lambda: MethodAdapter(Model, "identity", twice).install(), "only functions can be wrapped"),
     "a property": (lambda: PythonAdapter("spec_parts", "Block.size", len).install(), "has no 'size' to replace"),
 }  # fmt: skip
 

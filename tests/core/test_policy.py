@@ -6,7 +6,19 @@ import itertools
 
 import pytest
 
-from nvdd import GraphParallelPolicy, HaloStoragePolicy, LocalStoragePolicy, ShardedStoragePolicy, StoragePolicy
+from nvdd import (
+    SPEC_MPNN_GP,
+    BaseModelMixin,
+    DistributedModel,
+    GraphParallelPolicy,
+    HaloStoragePolicy,
+    InputError,
+    LocalStoragePolicy,
+    ModelConfig,
+    NeighborConfig,
+    ShardedStoragePolicy,
+    StoragePolicy,
+)
 from nvdd.policy import GATHER_MODES, POLICIES, SCATTER_MODES
 
 
@@ -35,3 +47,11 @@ def test_knobs_are_checked(policy):
 def test_the_base_is_no_policy():
     with pytest.raises(TypeError, match="use one of GraphParallelPolicy, HaloStoragePolicy"):
         StoragePolicy()
+
+
+def test_graph_parallel_is_declared_and_not_run():
+    class Wrapper(BaseModelMixin):
+        model_config = ModelConfig(neighbor_config=NeighborConfig(3.0))
+
+    with pytest.raises(InputError, match=r"divides atoms in space.*GraphParallelPolicy"):
+        DistributedModel(Wrapper(), spec=SPEC_MPNN_GP)

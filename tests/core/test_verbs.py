@@ -44,10 +44,11 @@ def test_models_with_verbs(ranks, expected, n_ranks, policy):
             if key in want:
                 for part in parts:
                     close(part[name]["values"][key], want[key], f"{name}, {key}")
-        forces = torch.full_like(want["forces"], torch.nan)
-        for part in parts:
-            forces[part[name]["ids"]] = part[name]["values"]["forces"]
-        close(forces, want["forces"], f"{name}, forces")
+        for key in ("forces", *(["charges"] if "charges" in want else [])):
+            whole = torch.full_like(want[key], torch.nan)
+            for part in parts:
+                whole[part[name]["ids"]] = part[name]["values"][key]
+            close(whole, want[key], f"{name}, {key}")
         assert all(part[name]["after"] for part in parts), "the context and the adapters are gone afterwards"
     for part in parts:
         calls = part["OpaqueBlocks"]["calls"]

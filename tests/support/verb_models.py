@@ -39,6 +39,7 @@ from nvdd import (
     refresh_neighbors,
     scatter_to_owners,
     system_sum,
+    to_local,
 )
 from nvdd.communicator import Communicator
 from nvdd.neighbors import attach_neighbors
@@ -104,7 +105,7 @@ class Base(nn.Module, BaseModelMixin):
         self.out = nn.Linear(WIDTH, 1)
         self.double()
         self.model_config = ModelConfig(
-            outputs=frozenset({"energy", "energies", "forces", "stress", "charge"}),
+            outputs=frozenset({"energy", "energies", "forces", "stress", "charge", "charges"}),
             neighbor_config=NeighborConfig(CUTOFF),
         )
 
@@ -189,6 +190,22 @@ class Shares(Base):
         return ModelOutputs(energy=share(self.readout(h)), charge=share(h[:, 1]))
 
 
+class OwnedCharges(Base):
+    """Gives charges of owned atoms only, whatever rows the policy has."""
+
+    outputs = {  # noqa: RUF012
+        "energies": OutputSpec(OutputKind.PER_NODE),
+        "charges": OutputSpec(OutputKind.PER_NODE, Reduce.OWNED_ONLY),
+    }
+
+    def forward(self, data: Batch) -> ModelOutputs:
+        h = self.species(data.atomic_numbers)
+        h = h + torch.zeros_like(h).index_add(0, data.receivers, self.waves(data))
+        context = current_dd_context()
+        n_owned = context.n_owned if context else len(h)
+        return ModelOutputs(energies=self.readout(h), charges=to_local(h)[:n_owned, 0])
+
+
 class WholeTable(Base):
     """A kernel that reads rows of all atoms by their global ids."""
 
@@ -229,7 +246,9 @@ class OwnForces(Base):
         return ModelOutputs(energies=energies.detach(), forces=-force, stress=virial / 100.0)
 
 
-MODELS = {c.__name__: c for c in (OpaqueBlocks, PaddedOutside, SystemCharges, Shares, WholeTable, OwnForces)}
+MODELS = {
+    c.__name__: c for c in (OpaqueBlocks, PaddedOutside, SystemCharges, Shares, OwnedCharges, WholeTable, OwnForces)
+}
 
 
 def in_one_process(name: str) -> dict[str, Tensor]:
@@ -256,6 +275,7 @@ def on_rank(comm: Communicator, policy: str, names: list[str]) -> dict[str, Any]
         model = DistributedModel(wrapper, DomainConfig(mesh=comm, skin=0.4))
         wanted = {"energy", "forces"} | ({"charge"} if name == "Shares" else set())
         wanted |= {"stress"} if name == "OwnForces" else set()
+        wanted |= {"charges"} if name == "OwnedCharges" else set()
         out = model(Batch.from_atoms(structure()), wanted)
         found[name] = {
             "ids": out.ids,

@@ -119,20 +119,28 @@ from nvdd.validate import trace_and_validate
 def make():
     return test_factory.Pairs(4.2)
 
-atoms = bulk("Ar", "fcc", a=5.0, cubic=True).repeat(2)
-atoms.rattle(0.1, seed=1)
-report = trace_and_validate(make, atoms, md_steps=0)
-print("ok" if report.ok else report.summary())
+if {condition}:
+    atoms = bulk("Ar", "fcc", a=5.0, cubic=True).repeat(2)
+    atoms.rattle(0.1, seed=1)
+    report = trace_and_validate(make, atoms, md_steps=0)
+    print("ok" if report.ok else report.next_action)
 """
 
 
-def test_validates_from_a_script_without_a_main_guard(tmp_path):
-    """The ranks load the script's file to find the factory: what else it does must be under a guard, or is an error."""
+def run_script(tmp_path, condition: str) -> str:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.replace("atoms = bulk", 'if __name__ == "__main__":\n  atoms = bulk').replace("\natoms.r", "\n  atoms.r")
-                      .replace("\nreport", "\n  report").replace("\nprint", "\n  print"))  # fmt: skip
+    script.write_text(SCRIPT.format(condition=condition))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True, env=environment, timeout=200
     )
-    assert done.stdout.strip() == "ok", done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_validates_from_a_script(tmp_path):
+    assert run_script(tmp_path, '__name__ == "__main__"') == "ok"
+
+
+def test_a_script_without_a_guard_is_told(tmp_path):
+    assert "under if __name__ == '__main__'" in run_script(tmp_path, "True")

@@ -31,7 +31,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def session():
-    with ValidationSession(world_size=2, timeout=30.0, service="mutants:MutantRanks") as session:
+    with ValidationSession(world_size=2, timeout=25.0, service="mutants:MutantRanks") as session:
         yield session
 
 

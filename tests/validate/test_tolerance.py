@@ -42,6 +42,12 @@ def test_zero_by_symmetry_takes_the_scale_of_other_geometries():
     assert of(found, zero, system=np.zeros(2, int), largest=0.1).ok
 
 
+def test_of_round_off_only_the_absolute_error_tells():
+    found, noise = np.full((2, 3), 1e-15), np.full((2, 3), -2e-16)
+    assert of(found, noise, system=np.zeros(2, int), largest=2e-16).ok
+    assert not of(found + 1e-5, noise, system=np.zeros(2, int), largest=2e-16).ok
+
+
 def test_energies_are_per_atom_in_the_absolute_limit_only():
     counts = np.array([1000])
     energy = lambda d: compare("energy", "", np.array([-1e4 + d]), np.array([-1e4]), LIMITS, None, counts)

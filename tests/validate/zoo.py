@@ -22,18 +22,23 @@ from nvdd import (
     Batch,
     DistributionSpec,
     ForceStrategy,
+    GatherInputs,
     HaloStoragePolicy,
     MLIPSpec,
     ModelConfig,
     ModelOutputs,
     NeighborConfig,
+    OpAdapter,
     OutputKind,
     OutputSpec,
+    PythonAdapter,
     Reduce,
     Role,
+    ScatterOutputs,
+    ShardedStoragePolicy,
+    SliceOutputsOwned,
     to_local,
 )
-from nvdd.adapters import GatherInputs, OpAdapter, PythonAdapter, ScatterOutputs, SliceOutputsOwned
 
 CUTOFF, WIDTH = 3.4, 6
 PER_NODE, PER_GRAPH = OutputSpec(OutputKind.PER_NODE), OutputSpec(OutputKind.PER_GRAPH)
@@ -330,6 +335,29 @@ class SentinelIdiom(Model):
         return torch.zeros_like(h).index_add(0, data.receivers[valid], m[valid])
 
 
+class HalfList(Model):
+    """Counts each pair once, by comparing the ids of its atoms."""
+
+    def energies(self, data):
+        i, j = data.receivers, data.senders
+        once = torch.where(i < j, 1.0, torch.where(i == j, 0.5, 0.0)).to(torch.float64)
+        pair = once * self.waves(data)[:, 0] * 0.5
+        energies = super().energies(data)
+        return energies + torch.zeros_like(energies).index_add(0, i, pair).index_add(0, j, pair)
+
+
+class Sharded(HalfList):
+    """The same, stored as such a model needs it: owned rows, global ids."""
+
+    spec = SPEC_MPNN_HALO.with_policy(ShardedStoragePolicy())
+
+
+class ShardedSentinel(SentinelIdiom):
+    """The same mask where ids are global: it would drop the atoms of other ranks."""
+
+    spec = SPEC_MPNN_HALO.with_policy(ShardedStoragePolicy())
+
+
 class GlobalAttention(Model):
     """All pairs of atoms."""
 
@@ -351,6 +379,13 @@ class SortedAtoms(Model):
 
     def update(self, data, h):
         return h + h.sort(dim=0).values.mean(0)
+
+
+class CumulativeSum(Model):
+    """A running sum over atoms: it depends on their order."""
+
+    def update(self, data, h):
+        return h + 0.01 * h.cumsum(0)
 
 
 class FirstAtom(Model):
@@ -384,6 +419,18 @@ class Dropout(Model):
 
     def update(self, data, h):
         return F.dropout(h, 0.2, self.training)
+
+
+class Neutral(Model):
+    """Returns a total charge that is zero but for round-off: right over ranks, whatever the noise."""
+
+    spec = SPEC_MPNN_HALO.with_outputs(total_charge=PER_GRAPH)
+
+    def forward(self, data):
+        h = self.features(data)
+        q = torch.tanh(h[:, 0])
+        q = q - (by_system(data, q) / data.n_atoms_per_system)[data.batch]
+        return ModelOutputs(energies=self.readout(h).squeeze(-1) + q**2, total_charge=by_system(data, q))
 
 
 class Severed(Model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nvdd.verbs import system_sum
+from nvdd import system_sum
 
 
 def mol_sum(x: Tensor, idx: Tensor) -> Tensor:
