@@ -8,6 +8,7 @@ rank would not be what the model means.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -141,6 +142,7 @@ class Handler:
         op: canonical name of the operation.
         when: the condition, in words.
         does: what happens, in words.
+        number: grows in the order of registration.
     """
 
     family: str
@@ -149,9 +151,11 @@ class Handler:
     does: str
     predicate: Callable[[Call], bool]
     run: Callable[[Call], Any]
+    number: int
 
 
 _REGISTRY: dict[str, list[Handler]] = {}
+_numbers = itertools.count()
 
 
 def register(*ops: str, when: str, does: str, predicate: Callable[[Call], bool]) -> Callable:
@@ -160,7 +164,7 @@ def register(*ops: str, when: str, does: str, predicate: Callable[[Call], bool])
     def decorate(run: Callable[[Call], Any]) -> Callable[[Call], Any]:
         family = run.__module__.rsplit(".", 1)[-1]
         for op in ops:
-            _REGISTRY.setdefault(op, []).append(Handler(family, op, when, does, predicate, run))
+            _REGISTRY.setdefault(op, []).append(Handler(family, op, when, does, predicate, run, next(_numbers)))
         return run
 
     return decorate
@@ -168,19 +172,26 @@ def register(*ops: str, when: str, does: str, predicate: Callable[[Call], bool])
 
 @lru_cache(maxsize=1)
 def _load_handlers() -> bool:
-    from nvdd.handlers import FAMILIES, load
+    from nvdd.handlers import load
 
     load()
-    place = {family: k for k, family in enumerate(FAMILIES)}
-    for handlers in _REGISTRY.values():  # whatever imported their modules first
-        handlers.sort(key=lambda handler: place.get(handler.family, len(place)))
+    for handlers in _REGISTRY.values():
+        handlers.sort(key=_place)
     return True
 
 
+def _place(handler: Handler) -> tuple[int, int]:
+    """By families, whatever imported their modules first; within one as they stand in its module."""
+    from nvdd.handlers import FAMILIES
+
+    family = FAMILIES.index(handler.family) if handler.family in FAMILIES else len(FAMILIES)
+    return family, handler.number
+
+
 def handler_table() -> list[Handler]:
-    """The dispatch table, in the order in which handlers are tried."""
+    """The dispatch table: families in the order in which they are tried, and what each handles."""
     _load_handlers()
-    return [handler for handlers in _REGISTRY.values() for handler in handlers]
+    return sorted((handler for handlers in _REGISTRY.values() for handler in handlers), key=_place)
 
 
 def dispatch(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
