@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nvdd.errors import DistributedOpError
 from nvdd.roles import Role, ShardMeta
 
 
@@ -127,9 +128,29 @@ def like(tensor: Tensor, model: ShardTensor, row_dim: int | None = None, role: R
 def adopt(tensor: Tensor, model: ShardTensor) -> Tensor:
     """Gives a plain tensor that a handler has written to the role of ``model``, so that whoever holds it sees it."""
     if type(tensor) is Tensor:
+        base = tensor._base if tensor._is_view() else None
+        if type(base) is Tensor:
+            _adopt_base(base, tensor, model)
         tensor.__class__ = ShardTensor
         tensor.__dict__.update(model.__dict__)
     return tensor
+
+
+def _adopt_base(base: Tensor, view: Tensor, model: ShardTensor) -> None:
+    """What was written into a part of ``base`` is seen through ``base`` as well."""
+    row_dim = model._row_dim
+    if model._role.has_rows:
+        size, step = view.shape[row_dim], view.stride(row_dim)
+        same = [d for d in range(base.dim()) if base.shape[d] == size and (base.stride(d) == step or size == 1)]
+        if not same:
+            raise DistributedOpError(
+                f"rows of atoms or edges are written into a part of a tensor of shape {tuple(base.shape)}, whose rows they "
+                "are not: allocate that with torch.zeros_like of such rows, or put parts together with torch.cat"
+            )
+        row_dim = row_dim if row_dim in same else same[0]
+    base.__class__ = ShardTensor
+    base.__dict__.update(model.__dict__)
+    base._row_dim = row_dim
 
 
 def to_local(value: Any) -> Any:

@@ -135,9 +135,15 @@ def system_sum(values: Tensor, index: Tensor, n_systems: int, scope: Scope = Sco
     if context is None:
         return _sum(rows, systems, n_systems)
     meta = context.meta
-    per_edge = isinstance(values, ShardTensor) and values._role in (Role.EDGE, Role.BOND)
+    kinds = {getattr(values, "_role", None), getattr(index, "_entry", None)}
+    per_edge = bool(kinds & {Role.EDGE, Role.BOND})
+    if len(rows) != len(systems) and (per_edge or not {len(rows), len(systems)} <= _lengths(meta)):
+        raise DistributedOpError(
+            f"system_sum takes as many systems as values, and got values of shape {tuple(rows.shape)} and an index of shape "
+            f"{tuple(systems.shape)}"
+        )
     if not per_edge and Scope(scope) is not Scope.PADDED:
-        if min(len(rows), len(systems)) < meta.n_counted:
+        if min(len(rows), len(systems)) < meta.n_counted or len(rows) not in _lengths(meta):
             raise DistributedOpError(
                 f"system_sum takes the {meta.n_counted} owned rows of this rank (halo rows may follow), and got values of "
                 f"shape {tuple(rows.shape)} and an index of shape {tuple(systems.shape)}"
@@ -147,6 +153,11 @@ def system_sum(values: Tensor, index: Tensor, n_systems: int, scope: Scope = Sco
     if Scope(scope) is not Scope.OWNED:
         return share
     return promote(sum_over_ranks(share, meta.comm, "system_sum"), Role.SYSTEM, meta)
+
+
+def _lengths(meta: ShardMeta) -> set[int]:
+    """Numbers of rows that per-atom tensors have: without phantom, without halo, with both."""
+    return {meta.n_counted, meta.n_owned, meta.n_padded}
 
 
 def _sum(rows: Tensor, systems: Tensor, n_systems: int) -> Tensor:

@@ -120,6 +120,7 @@ def _request(kind: int, pointer: int, text: str) -> None:
 def _serve(kind: int, pointer: int, text: bytes, message: int, size: int) -> int:
     try:
         _request(kind, pointer, text.decode(errors="surrogateescape"))
+        ct.memset(message, 0, 1)  # last: a message that nobody has written tells the plugin of an interrupt
         return _DONE
     except BaseException as error:  # anything that is raised must end LAMMPS, which can't see Python's exceptions
         everywhere = _is_agreed(error)

@@ -40,6 +40,11 @@ def autograd_grad(call: Call):
             raise call.refuse("positions, cell and shifts are stand-ins under ForceStrategy.EDGE_VECTORS")
         if role is Role.SYSTEM:
             raise call.refuse("a gradient by a per-system value inside the forward", "Let the framework derive stress")
+        if role is None and tuple(leaf.shape[-2:]) != (3, 3):  # of a strain a model may take its share, and declare it
+            raise call.refuse(
+                "the gradient by a tensor that has no rows of atoms or edges would be this rank's share",
+                "Differentiate by positions or per-atom values, or let the framework derive by parameters",
+            )
     if seeds is not None:
         seeds = [_counted(seed, output) for seed, output in zip(_many(seeds), outputs, strict=True)]
     rest = {k: v for k, v in call.kwargs.items() if k not in ("outputs", "inputs", "grad_outputs")}

