@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -54,28 +55,35 @@ def lj_folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=(1, 2, 3, 4), ids="{} ranks".format)
-def lj_numbers(request, lj_folder):
-    """By ours; by ours and then, at the same positions, by LAMMPS's; by LAMMPS's alone."""
-    jobs = {}
-    for name in LJ_SYSTEMS if request.param <= 2 else FEW:
-        setup, theirs, ours, action = map(in_metal, SYSTEMS[name])
-        jobs[name, "ours"] = Deck(setup, ours, action)
-        there = "suffix off\n" + theirs[theirs.rindex("pair_style") :]
-        jobs[name, "theirs there"] = Deck(setup, ours, f"{action}\n{there}")
-        jobs[name, "theirs"] = Deck(setup, theirs, action)
-    return decks(jobs, request.param, cwd=lj_folder)
+# on more than two ranks those in which these may meet something new
+LJ_BY_RANKS = {1: LJ_SYSTEMS, 2: LJ_SYSTEMS, 3: FEW, 4: FEW}
 
 
-@pytest.mark.parametrize("name", LJ_SYSTEMS)
-def test_equals_lj_cut(lj_numbers, name):
-    if (name, "ours") not in lj_numbers:
-        assert name not in FEW
-        return  # on more ranks there are the systems that differ by rank only
-    ours = lj_numbers[name, "ours"]
-    assert_same(ours, lj_numbers[name, "theirs there"])
+@pytest.fixture(scope="module")
+def lj_numbers(lj_folder):
+    """By ours; by ours and then, at the same positions, by LAMMPS's; by LAMMPS's alone; in one run for each number of ranks."""
+
+    @cache
+    def run(ranks: int) -> dict:
+        jobs = {}
+        for name in LJ_BY_RANKS[ranks]:
+            setup, theirs, ours, action = map(in_metal, SYSTEMS[name])
+            jobs[name, "ours"] = Deck(setup, ours, action)
+            there = "suffix off\n" + theirs[theirs.rindex("pair_style") :]
+            jobs[name, "theirs there"] = Deck(setup, ours, f"{action}\n{there}")
+            jobs[name, "theirs"] = Deck(setup, theirs, action)
+        return decks(jobs, ranks, cwd=lj_folder)
+
+    return run
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(ranks, name) for ranks, names in LJ_BY_RANKS.items() for name in names])
+def test_equals_lj_cut(lj_numbers, ranks, name):
+    found = lj_numbers(ranks)
+    ours = found[name, "ours"]
+    assert_same(ours, found[name, "theirs there"])
     # rounding grows along a trajectory; what it must not do is to take another path
-    assert_same(ours, lj_numbers[name, "theirs"], relative=1e-8, force=1e-7)
+    assert_same(ours, found[name, "theirs"], relative=1e-8, force=1e-7)
 
 
 # -- against ASE -----------------------------------------------------------------------------------------------------
