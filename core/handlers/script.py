@@ -17,7 +17,8 @@ def name_of(function: Any) -> str:
     source = getattr(function, "_torchdynamo_inline", None)
     if source is not None:
         return f"{source.__module__}.{source.__qualname__}"
-    return getattr(function, "qualified_name", "scripted code").removeprefix("__torch__.")
+    name = getattr(function, "qualified_name", None) or getattr(function, "name", "code")  # of a method: "forward"
+    return name.removeprefix("__torch__.")
 
 
 def _site(function: Any) -> str:

@@ -28,7 +28,7 @@ from ase.md.verlet import VelocityVerlet
 from ase.mep import NEB
 from ase.optimize import BFGS, FIRE, LBFGS
 
-import parity
+from builders import quartz
 from nvdd.errors import NvddError
 from nvdd_ase import NVDDCalculator
 
@@ -376,7 +376,7 @@ def nve(
     calculator: NVDDCalculator, repeat: tuple[int, int, int], steps: int
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Positions (steps + 1, n, 3), total energies and memory at each step of 1 fs from 300 K."""
-    atoms = heat(parity.quartz(repeat, stdev=0.02), 300)
+    atoms = heat(quartz(repeat, stdev=0.02), 300)
     atoms.calc = calculator
     positions, energies, memory = [], [], []
 

@@ -373,7 +373,7 @@ def test_a_family_that_is_not_here(tmp_path, lj_file, monkeypatch):
 def test_another_spec_or_cutoff_than_at_export(tmp_path, lj_file):
     content = archive(lj_file)
     spec = json.loads(zipfile.ZipFile(io.BytesIO(content)).read("spec.json"))
-    spec["spec"]["force_strategy"] = "positions"
+    spec["force_strategy"] = "positions"
     with pytest.raises(InputError, match="declares another distribution here than when it was exported"):
         load_file(rewritten(lj_file, tmp_path / "b.nvdd", spec_json=json.dumps(spec).encode()))
     with pytest.raises(InputError, match=r"a cutoff of 4\.5 A here and of 5\.5 A in the file"):
