@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nvdd.errors import InputError
 from nvdd_lammps.ranks import AgreedError, Handle
 
 log = logging.getLogger("nvdd")
@@ -167,6 +168,13 @@ class _Attached(_Step):
     def __init__(self, data: Any, lmp: Any) -> None:
         super().__init__(data)
         self.lmp = lmp
+        if lmp is not None:
+            there = lmp.extract_setting("nlocal"), lmp.extract_setting("nall")
+            if there != (self.n_local, self.n_total):
+                raise InputError(
+                    f"the LAMMPS that was attached last has {there[0]} atoms and {there[1]} with ghosts on this rank, the one "
+                    f"that computes {self.n_local} and {self.n_total}: attach the LAMMPS that runs, before each run"
+                )
 
     @property
     def units(self) -> str | None:

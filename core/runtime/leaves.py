@@ -108,25 +108,31 @@ class EdgeVectorLeaf:
         (pair,) = torch.autograd.grad(energy, self.leaf, create_graph=create_graph)
         pair = pair.to(torch.float64)
         vectors = self.leaf.to(torch.float64) if create_graph else self.graph.vectors.detach()
-        graph, meta, plan = self.graph, self.meta, self.meta.plan
         out: dict[str, Tensor] = {"pair_forces": pair} if "pair_forces" in wanted else {}
         fields = []
         if "forces" in wanted:
             fields.append(self._to_atoms(pair, -pair))
-        if wanted & {"virial", "virials"}:
-            product = _symmetric(vectors.unsqueeze(2) * pair.unsqueeze(1))
-            if "virial" in wanted:
-                system = graph.topology.system.index_select(0, graph.receiver)
-                out["virial"] = product.new_zeros(meta.n_systems, 3, 3).index_add(0, system, product)
-            if "virials" in wanted:
-                fields.append(self._to_atoms(0.5 * product, 0.5 * product))
+        if "virials" in wanted:
+            half = 0.5 * _symmetric(vectors.unsqueeze(2) * pair.unsqueeze(1))
+            fields.append(self._to_atoms(half, half))
+        if "virial" in wanted:
+            out["virial"] = self._virial(vectors, pair)
         if fields:
-            done = fold_packed(fields, plan, "forces")
+            done = fold_packed(fields, self.meta.plan, "forces")
             if "forces" in wanted:
                 out["forces"] = done.pop(0)
             if done:
                 out["virials"] = done.pop(0)
         return out
+
+    def _virial(self, vectors: Tensor, pair: Tensor) -> Tensor:
+        """(n_systems, 3, 3) sum of r f over this rank's edges."""
+        n = self.meta.n_systems
+        if n == 1:  # a product of matrices: no tensor for each edge
+            return _symmetric((vectors.T @ pair).unsqueeze(0))
+        system = self.graph.topology.system.index_select(0, self.graph.receiver)
+        product = vectors.unsqueeze(2) * pair.unsqueeze(1)
+        return _symmetric(product.new_zeros(n, 3, 3).index_add(0, system, product))
 
     def _to_atoms(self, to_receiver: Tensor, to_sender: Tensor) -> Tensor:
         rows = to_receiver.new_zeros(self.meta.n_padded, *to_receiver.shape[1:])

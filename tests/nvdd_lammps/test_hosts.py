@@ -10,6 +10,7 @@ import torch
 from ase import Atoms
 
 from lammps_data import FakeLammps, HostData, KokkosData, Subdomain, plugin_data
+from nvdd.errors import InputError
 from nvdd_lammps import hosts
 from nvdd_lammps.ranks import AgreedError, Handle
 
@@ -126,3 +127,12 @@ def test_world_of_the_plugin(sub, mpi):
 
 def test_lammps_constants_of_units():
     assert hosts.ENERGY_UNITS == {"metal": 1.0, "real": 23.060549}
+
+
+def test_another_lammps_than_the_one_that_was_attached(sub):
+    other = FakeLammps(sub, COMM)
+    other.extract_setting = lambda name: {"nlocal": 17, "nall": 40}[name]
+    hosts.attach(other)
+    for data in (HostData(sub), KokkosData(sub, COMM)):
+        with pytest.raises(InputError, match=rf"has 17 atoms and 40 with ghosts on this rank, the one that computes {sub.n_local} "):
+            hosts.step_of(data)

@@ -160,7 +160,8 @@ class FakeLammps:
         self.numpy = self
 
     def extract_setting(self, name: str) -> int:
-        return {"world_rank": self._comm.rank, "world_size": self._comm.size, "tag_enable": 1, "q_flag": 0}[name]
+        counts = {"nlocal": self._sub.n_local, "nall": len(self._sub.x)}
+        return {"world_rank": self._comm.rank, "world_size": self._comm.size, "tag_enable": 1, "q_flag": 0, **counts}[name]
 
     def extract_global(self, name: str) -> str:
         return {"units": self._units}[name]
