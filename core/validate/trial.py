@@ -87,23 +87,6 @@ class Trial:
         self._coverage(ranks)
         return attempt
 
-    def _request(self, spec: MLIPSpec, fixes: tuple[Fix, ...], cases: Sequence[Case], layers: bool = False) -> Request:
-        truth = self.single.truths["as given"]
-        wanted = (set(truth.returned) | {"energy"}) & (truth.values.keys() | {"energies"})
-        derives = spec.force_strategy in (ForceStrategy.EDGE_VECTORS, ForceStrategy.POSITIONS) and not truth.severed
-        if derives:
-            asked = self.single.wrapper.model_config.outputs
-            wanted |= {"forces"} & asked
-            if "stress" in asked and "stress" not in truth.returned:
-                wanted |= {"virial"}
-            if "stresses" in asked and spec.force_strategy is ForceStrategy.EDGE_VECTORS:
-                wanted |= {"stresses"}
-        used = {g for c in cases for g in c.geometries}
-        return Request(
-            self.single.factory, self.given, fixes, tuple(cases), {k: v for k, v in self.single.geometries.items() if k in used},
-            frozenset(wanted), truth.returned, layers, self.single.watch,
-        )  # fmt: skip
-
     def look_for_refusal(self, attempt: Attempt) -> None:
         """Puts what nvdd refuses on one rank, with the line of the model, before what else is known."""
         alone = Attempt(self.initial)
@@ -146,16 +129,6 @@ class Trial:
             self.single.factory, self.given, fixes, tuple(cases), {k: v for k, v in self.single.geometries.items() if k in used},
             frozenset(wanted), truth.returned, layers, self.single.watch,
         )  # fmt: skip
-
-    def _undeclared(self, spec: MLIPSpec) -> list[Diagnosis]:
-        """Outputs that ranks would refuse to combine; known without asking them."""
-        names = sorted(self.single.truths["as given"].returned & self.single.truths["as given"].values.keys())
-        declared = lambda n: n in spec.outputs and spec.outputs[n].kind is not OutputKind.UNKNOWN
-        return [
-            translate(DistributedOpError(f"output {n!r} of the wrapper is not declared in the model's spec"))
-            for n in names
-            if not declared(n)
-        ]
 
     def _one_rank(self, attempt: Attempt, request: Request) -> list[RankResult] | None:
         """The runtime in this process: what it refuses, it refuses on one rank too, without starting any."""
