@@ -36,8 +36,12 @@ def attach(lmp: Any) -> None:
     """Tells nvdd which LAMMPS models compute for, where LAMMPS itself can't (hosts without nvdd's plugin).
 
     Args:
-        lmp: a ``lammps.lammps``, or the pointer that LAMMPS's ``python`` command passes as SELF. The last one counts.
+        lmp: a ``lammps.lammps``, or the pointer that LAMMPS's ``python`` command passes as SELF. The last one counts;
+            None: none any more.
     """
+    if lmp is None:
+        _attached.clear()
+        return
     if not hasattr(lmp, "extract_setting"):
         from lammps import lammps
 

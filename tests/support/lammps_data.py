@@ -309,6 +309,7 @@ def _data(case: Case, sub: Subdomain, comm: Any, generation: int) -> HostData:
 
     units = case.options.get("units", "metal")
     if case.host == "kokkos":
+        hosts.attach(None)  # what an earlier case told
         return KokkosData(sub, comm)
     if case.host == "python":
         hosts.attach(FakeLammps(sub, comm, units))
