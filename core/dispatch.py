@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from nvdd.errors import DistributedOpError
+from nvdd.local_numbers import check_numbers
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, to_local
 from nvdd.trace import active_traces
@@ -202,6 +203,7 @@ def dispatch(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """
     _load_handlers()
     call = Call(func, args, kwargs)
+    check_numbers(call.name, args, kwargs)
     for handler in _REGISTRY.get(call.name, ()):
         if handler.predicate(call):
             return _fire(handler, call)

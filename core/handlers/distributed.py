@@ -17,6 +17,7 @@ from nvdd.exchange import fetch, fold
 from nvdd.handlers.carriers import of_parameters
 from nvdd.handlers.reads import READS, parts, read
 from nvdd.handlers.rows import positive
+from nvdd.local_numbers import LocalInt
 from nvdd.plan import ExchangePlan
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, adopt, promote, to_local
@@ -45,7 +46,8 @@ def global_ids(index: Tensor) -> Tensor:
 def check_not_local(call: Call) -> None:
     """Raises where global ids meet this rank's number of atoms: ``ids < data.n_atoms`` would drop other ranks' atoms."""
     n, n_global = call.meta.n_rows, len(call.meta.atom_directory.owner)
-    if n != n_global and any(type(v) is int and v == n for v in (*call.args, *call.kwargs.values())):
+    given = (*call.args, *call.kwargs.values())
+    if n != n_global and any(isinstance(v, LocalInt) or (type(v) is int and v == n) for v in given):
         raise call.refuse(
             f"global ids are compared or computed with {n}, the number of atoms of this rank, where one process has {n_global}",
             "There are no padding edges to filter out: leave the line away, or use a number that does not depend on ranks",

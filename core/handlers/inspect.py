@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from nvdd.dispatch import Call, register
+from nvdd.local_numbers import LocalInt
 from nvdd.roles import Role
 from nvdd.shard_tensor import ShardTensor, like, promote, to_local
 
@@ -20,6 +22,32 @@ _METHODS = (
     "result_type", "has_names", "untyped_storage", "_is_view", "register_hook", "retain_grad", "is_conj", "is_neg",
     "__len__", "__hash__", "__format__", "__repr__", "backward",
 )  # fmt: skip
+
+
+def _rows_at(shard: ShardTensor) -> int | None:
+    """The dimension that counts rows of this rank."""
+    if shard._role.has_rows or shard._role.is_index:
+        return shard._row_dim
+    return 0 if shard._role is Role.ANCHOR and shard._of != "cell" else None
+
+
+@register(
+    "get:shape", "size", when="rows of atoms or edges", does="this rank's number of rows, which is not computed with",
+    predicate=lambda call: call.args[0] is call.shards[0] and _rows_at(call.shards[0]) is not None,
+)  # fmt: skip
+def shape(call: Call):
+    found, at, n_dims = call.run(), _rows_at(call.shards[0]), to_local(call.shards[0]).dim()
+    if isinstance(found, int):
+        return LocalInt(found) if call.arg(1, "dim") in (at, at - n_dims) else found
+    return torch.Size([*found[:at], LocalInt(found[at]), *found[at + 1 :]]) if n_dims else found
+
+
+@register(
+    "numel", "nelement", when="rows of atoms or edges", does="this rank's number, which is not computed with",
+    predicate=lambda call: call.args[0] is call.shards[0] and _rows_at(call.shards[0]) is not None,
+)  # fmt: skip
+def number(call: Call):
+    return LocalInt(call.run())
 
 
 @register(

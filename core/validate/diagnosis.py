@@ -96,6 +96,12 @@ _RULES = (
         "Indices are for gathers and scatters only",
     ),
     _Rule(
+        "local-number",
+        r"comes from the number of rows on this rank",
+        "values are computed with a number of this rank's atoms or edges: {error}",
+        "Divide by data.n_atoms_per_system, or take .mean(); where this rank's number is meant, write int(n)",
+    ),
+    _Rule(
         "stand-in",
         r"stand-ins under ForceStrategy\.EDGE_VECTORS",
         "the energy is a function of positions or cell, not of edge vectors alone: {error}",

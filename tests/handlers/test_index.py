@@ -44,7 +44,7 @@ CASES = {
         "masks of each": lambda w: _masked(w, (w.senders[w.e[:, 1] < 0], w.receivers[w.e[:, 1] < 0]), w.e[w.e[:, 1] < 0]),
         "a mask that keeps none": lambda w: w.x + _masked(w, w.edge_index[:, w.e[:, 0] > 99], w.e[w.e[:, 0] > 99]),
         "cat of senders": lambda w: w.zeros(w.n, 3).index_add(0, torch.cat([w.senders, w.senders]), torch.cat([w.e, w.e**2])),
-        "lengths": lambda w: w.x * w.edge_index.shape[0] + 0 * w.senders.numel() + 0 * len(w.receivers) + w.edge_index.dim(),
+        "lengths": lambda w: w.x * w.edge_index.shape[0] + w.x.new_zeros(w.senders.numel()).dim() + 0 * len(w.receivers) + w.edge_index.dim(),
         "like an index": lambda w: w.x * w.x.new_zeros(w.senders.shape).dim(),
     },
 }  # fmt: skip

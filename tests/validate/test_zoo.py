@@ -51,6 +51,7 @@ REFUSED = {
     "Severed": ("severed-graph", "reference", "detach"),
     "NotFinite": ("reference-not-finite", "reference", "not finite in one process"),
     "Unseeded": ("weights-differ", "reference", "seed"),
+    "DividesByRows": ("local-number", "one rank", "n_atoms_per_system"),
     "LocalMean": ("wrong-numbers", "ranks", "mix.1"),
     "LocalGather": ("wrong-neighbours", "ranks", "to_local"),
     "HelperOnPlainTensors": ("helper-reduction", "ranks", "zoo_helpers.mol_sum"),

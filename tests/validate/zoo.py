@@ -467,6 +467,13 @@ class LocalGather(Model):
         return F.silu(self.mix[layer](torch.cat([near, plain[to_local(data.receivers)]], dim=-1))) * waves
 
 
+class DividesByRows(Model):
+    """A mean over all atoms, divided by the number of rows at hand."""
+
+    def update(self, data, h):
+        return h - h.sum(0) / h.shape[0]
+
+
 class LocalMean(Model):
     """A mean over the atoms of one rank: counts and sums on plain tensors."""
 
