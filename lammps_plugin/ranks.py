@@ -29,6 +29,7 @@ from nvdd.runtime import failures, launcher
 from nvdd.runtime.failures import Blame, Failure
 from nvdd.runtime.meeting import NO_LIMIT, Place, device_of, set_threads
 from nvdd.runtime.watchdog import Watchdog
+from nvdd_lammps.progress import Progress
 
 _MEET = 300.0  # s for the ranks to find each other
 _PATIENCE = 7.0  # s for the others to come to an agreement: they may be in the middle of a long forward
@@ -77,6 +78,7 @@ class World:
         self._mpi: Any = None
         self._store: Any = None
         self._watch: _FailureWatch | None = None
+        self._progress: Progress | None = None
         if handle.size > 1:
             self._mpi = _mpi_comm(handle)
             self.places = self._mpi.allgather(here)
@@ -84,6 +86,8 @@ class World:
             self.places = [here]
         set_threads(self.places, handle.rank)
         self.comm, self.devices = self._communicator(device)
+        if self._store is not None and self._watch is None:
+            self._progress = Progress(self._store, self.comm, self._out_of_step)
         self._limit = _limit()
 
     def _communicator(self, asked: str | None) -> tuple[Communicator, list[str]]:
@@ -153,7 +157,11 @@ class World:
         """
         deadline = self.comm.deadline = time.monotonic() + self._limit
         try:
-            with self._watch.call(deadline) if self._watch else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                if self._watch:
+                    stack.enter_context(self._watch.call(deadline))
+                if self._progress:
+                    stack.enter_context(self._progress.evaluation())
                 yield
             if self._watch and self._watch.fired:
                 raise CommunicationError(f"broken off on the GPU: {self._watch.fired}")
@@ -206,8 +214,15 @@ class World:
         print(f"nvdd: rank {self.handle.rank} is stuck in phase '{self.phase}' and ends: {why}", flush=True)
         os._exit(1)
 
+    def _out_of_step(self, why: str | None) -> None:
+        if why is not None:
+            print(f"ERROR: nvdd: {why}", flush=True)
+        os._exit(1)
+
     def close(self) -> None:
         """Leaves the group: peers that wait for this rank get an error at once."""
+        if self._progress:
+            self._progress.stop()
         if self._watch:
             self._watch.stop()
         self.comm.close()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import toys
+from nvdd.runtime.standstill import PATIENCE
 
 STEP = 2
 
@@ -29,7 +30,8 @@ class Faulty(toys.Toy):
     """Fails at its second step by ``options["how"]`` on MPI rank ``options["rank"]``:
 
     ``"raise"`` at once; ``"memory"`` as torch does when a GPU is full; ``"later"`` between two exchanges; ``"behind"``
-    after the last exchange, when the others are in LAMMPS again; ``"kill"``: its process is gone.
+    after the last exchange, when the others are in LAMMPS again; ``"kill"``: its process is gone; ``"skip"``: it leaves
+    out the last exchange of the backward and goes on; ``"slow"``: it takes longer than ranks may stand still.
     """
 
     step = 0
@@ -39,6 +41,8 @@ class Faulty(toys.Toy):
         self.due = self.step == STEP and int(os.environ.get("PMI_RANK", 0)) == self.options["rank"]
         if self.due and self.options["how"] in ("raise", "memory", "kill"):
             self.fail()
+        if self.due and self.options["how"] == "slow":
+            time.sleep(PATIENCE + 3)
         return super().forward(data)
 
     def waves(self, vectors: Any) -> Any:
@@ -49,6 +53,8 @@ class Faulty(toys.Toy):
     def summed(self, data: Any, h: Any, waves: Any, layer: int = 0) -> Any:
         if self.due and layer == 1 and self.options["how"] == "later":
             self.fail()
+        if self.due and layer == 1 and self.options["how"] == "skip":
+            h = h.detach()
         return super().summed(data, h, waves, layer)
 
     def fail(self) -> None:
