@@ -92,6 +92,11 @@ class Energy:
     by_system: Tensor
     by_atom: Tensor | None
 
+    def detached(self) -> Energy:
+        """The same without its autograd graph."""
+        by_atom = None if self.by_atom is None else self.by_atom.detach()
+        return Energy(self.differentiated.detach(), self.by_system.detach(), by_atom)
+
     def per_atom(self) -> Tensor:
         """``by_atom``; raises InputError where the model gives none."""
         if self.by_atom is None:
