@@ -31,12 +31,11 @@ def check_keywords(given: Sequence[str], own: Sequence[str]) -> None:
 def checked_model(model: Any, options: Mapping[str, Any]) -> Any:
     """The model as ranks are told it: with an absolute path, since they may be started anew from another folder."""
     if isinstance(model, str):
+        from nvdd.models.composed import parts
         from nvdd.models.registry import check
 
         check(model, options)
-        family, _, checkpoint = model.partition(":")
-        path = os.path.abspath(os.path.expanduser(checkpoint))
-        return f"{family}:{path}" if family != "py" and checkpoint and os.path.isfile(path) else model
+        return " + ".join(_with_absolute_path(part) for part in parts(model))
     if not callable(model) or not hasattr(model, "model_config") or isinstance(model, type):
         hint = ""
         if hasattr(model, "calculation_required"):
@@ -53,6 +52,21 @@ def checked_model(model: Any, options: Mapping[str, Any]) -> Any:
             "set them there"
         )
     return model
+
+
+def _with_absolute_path(model: str) -> str:
+    family, _, checkpoint = model.partition(":")
+    path = os.path.abspath(os.path.expanduser(checkpoint))
+    return f"{family}:{path}" if family != "py" and checkpoint and os.path.isfile(path) else model
+
+
+def checked_options(model: Any, options: Any) -> dict[str, Any]:
+    """Options of a model's name, or of the blocks of a sum, in the form that ranks are told."""
+    if isinstance(model, str):
+        from nvdd.models.composed import normal_options
+
+        return normal_options(model, options)
+    return dict(options or {})
 
 
 def checked_ranks(ranks: Any) -> int:
