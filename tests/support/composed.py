@@ -138,7 +138,7 @@ class OwnPolicy(toys.MessagePassing):
         return MLIPSpec(DistributionSpec(self.policy), self.outputs)
 
 
-def lj(cutoff: float, sigma: float = 2.9, **options: Any) -> LennardJonesModelWrapper:
+def lj(cutoff: float, sigma: float = 1.8, **options: Any) -> LennardJonesModelWrapper:
     """Takes any element."""
     return LennardJonesModelWrapper(epsilon=0.02, sigma=sigma, cutoff=cutoff, shift="smooth", **options)
 
@@ -148,10 +148,10 @@ def _shared() -> dict[str, Any]:
 
 
 PIPELINES: dict[str, Any] = {
-    "lj + lj": lambda: PipelineModelWrapper([lj(4.3), lj(8.1, 3.1)]),
+    "lj + lj": lambda: PipelineModelWrapper([lj(4.3, 2.9), lj(8.1, 3.1)]),
     "mace + lj": lambda: PipelineModelWrapper([parity.wrapper("mace"), lj(7.3)]),
     "sevennet + lj": lambda: PipelineModelWrapper([parity.wrapper("7net-0/float64"), lj(3.7)]),
-    "three": lambda: PipelineModelWrapper([lj(7.3), parity.wrapper("mace-zbl"), lj(3.6, 2.5)]),
+    "three": lambda: PipelineModelWrapper([lj(7.3), parity.wrapper("mace-zbl"), lj(3.6, 1.6)]),
     "mace + positions": lambda: PipelineModelWrapper([parity.wrapper("mace"), toys.OfPositions()]),
     "toy + positions": lambda: PipelineModelWrapper([OwnPolicy(toys.POLICIES["halo_fetch"]), toys.OfPositions(), lj(6.0)]),
     "direct + lj": lambda: PipelineModelWrapper([toys.Direct(), lj(6.0)]),
