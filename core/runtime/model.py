@@ -229,7 +229,8 @@ class DistributedModel:
         raw = self.wrapper(leaf.batch)
         meta.settle()
         check_roles(raw, self.spec, meta)
-        energy = Energy.of(raw, self.spec, meta, graph.topology.system)
+        by = self.wrapper.model_config.differentiated
+        energy = Energy.of(raw, self.spec, meta, graph.topology.system, by)
         self._phase("backward")
         return _Forward(raw, energy, self._derive(leaf, energy, raw, wanted, create_graph))
 
