@@ -20,6 +20,7 @@ _BUILTIN = {
     "ewald": "nvdd.models.ewald:FAMILY",
     "lj": "nvdd.models.lj:FAMILY",
     "mace": "nvdd.models.mace:FAMILY",
+    "pme": "nvdd.models.pme:FAMILY",
     "sevenn": "nvdd.models.sevenn:FAMILY",
 }
 

@@ -57,7 +57,14 @@ SPEC_EWALD_HALO = MLIPSpec(
 
 # The same with charges spread on a mesh, which is summed over ranks
 SPEC_PME_HALO = MLIPSpec(
-    DistributionSpec(_FETCH), _WITHOUT_STRESSES, force_strategy=ForceStrategy.POSITIONS, name="SPEC_PME_HALO"
+    DistributionSpec(
+        _FETCH,
+        custom_ops=(
+            OpAdapter("nvdd::spread_on_mesh", _EACH_ATOM_ONCE, {0: AllReduceSum()}),
+            OpAdapter("nvdd::read_off_mesh", {0: SliceOwned(), 2: SliceOwned()}, output_roles={0: Role.OWNED}),
+        ),
+    ),
+    _WITHOUT_STRESSES, force_strategy=ForceStrategy.POSITIONS, name="SPEC_PME_HALO"
 )
 
 # Dispersion: coordination numbers of neighbours are fetched, nothing is global
