@@ -11,10 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvdd.model_config import EdgeLayout
-
-# what models call it -> what ASE calls it
-_ALIASES = {"charges": "initial_charges"}
+from nvdd.model_config import ALIASES, EdgeLayout
 
 # ASE names of per-atom arrays that have a place of their own in AtomicData
 _OWN_ARRAYS = ("positions", "numbers")
@@ -181,7 +178,7 @@ class Batch:
         self.edge_of_bond: Tensor | None = None
 
     def __getattr__(self, name: str) -> Tensor:
-        for called in (name, _ALIASES.get(name)):
+        for called in (name, ALIASES.get(name)):
             for fields in ("node_fields", "system_fields"):
                 values = self.__dict__.get(fields)
                 if values is not None and called in values:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+# per-atom input of models -> what ASE calls it
+ALIASES = {"charges": "initial_charges"}
+
 
 class NeighborListFormat(str, Enum):
     """How a model takes its neighbours."""

@@ -135,7 +135,10 @@ class CoulombWrapper(torch.nn.Module, BaseModelMixin, ABC):
             charges = data.charges
         except AttributeError:
             raise InputError(f"{self.family}: the atoms have no charges; {_HOW}") from None
-        return charges.to(torch.float64).reshape(-1)
+        if charges.dtype is not torch.float64:
+            charges = charges.to(torch.float64)
+        # as they are, inputs need no message to be read by edges
+        return charges if charges.dim() == 1 else charges.reshape(-1)
 
     def _check_periodicity(self, data: Batch) -> None:
         for pbc in to_local(data.pbc).tolist():

@@ -34,8 +34,8 @@ def n_waves(sizes: list[int]) -> int:
 def integers(sizes: list[int], device: torch.device) -> Tensor:
     """(n_waves, 3) float64 h of each wave, in the order of the flat arrays."""
     parts = []
-    for h, k, l, _ in _boxes(sizes):
-        axes = [_axis(0, h, device), _axis(-k, k, device), _axis(-l, l, device)]
+    for h, k, m, _ in _boxes(sizes):
+        axes = [_axis(0, h, device), _axis(-k, k, device), _axis(-m, m, device)]
         parts.append(torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3))
     return torch.cat(parts)
 
@@ -55,14 +55,14 @@ def structure_factors(scaled: Tensor, charges: Tensor, more: Tensor, system: Ten
         (2 n_waves + n_systems m,): structure factors as (n_waves, 2), then the further sums as (n_systems, m).
     """
     factors = scaled.new_zeros(n_waves(sizes), 2)
-    for rows, first, (h, k, l, count) in _systems(system, sizes):
-        out = torch.view_as_complex(factors)[first : first + count].view(h + 1, 2 * k + 1, 2 * l + 1)
+    for rows, first, (h, k, m, count) in _systems(system, sizes):
+        out = torch.view_as_complex(factors)[first : first + count].view(h + 1, 2 * k + 1, 2 * m + 1)
         for atoms in _blocks_of_atoms(rows, scaled):
-            x, y, z = _phases(scaled[atoms], h, k, l)
+            x, y, z = _phases(scaled[atoms], h, k, m)
             x = (x * charges[atoms, None]).T.contiguous()
-            for part in _blocks_of_waves(2 * k + 1, len(z) * (2 * l + 1), scaled):
+            for part in _blocks_of_waves(2 * k + 1, len(z) * (2 * m + 1), scaled):
                 yz = (y[:, part, None] * z[:, None, :]).reshape(len(z), -1)
-                out[:, part] += (x @ yz).view(h + 1, -1, 2 * l + 1)
+                out[:, part] += (x @ yz).view(h + 1, -1, 2 * m + 1)
     n_systems = len(sizes) // 3
     sums = more.new_zeros(n_systems, more.shape[1]).index_add(0, system, more)
     return torch.cat([factors.reshape(-1), sums.reshape(-1)])
@@ -83,8 +83,8 @@ def plane_wave_potential(scaled: Tensor, coefficients: Tensor, system: Tensor, s
 def plane_wave_gradient(scaled: Tensor, coefficients: Tensor, system: Tensor, sizes: list[int]) -> Tensor:
     """(n, 3) derivatives of the potentials by the scaled coordinates."""
     out = scaled.new_zeros(len(scaled), 3)
-    for atoms, x, h, (y, z), waves, (k, l) in _evaluations(scaled, coefficients, system, sizes):
-        both = torch.stack([z, z * l], 2)
+    for atoms, x, h, (y, z), waves, (k, m) in _evaluations(scaled, coefficients, system, sizes):
+        both = torch.stack([z, z * m], 2)
         value = torch.bmm((x @ waves).view(len(z), -1, z.shape[1]), both)
         along_x = torch.bmm(((x * h) @ waves).view(len(z), -1, z.shape[1]), z.unsqueeze(2)).squeeze(2)
         terms = [along_x * y, value[:, :, 0] * y * k, value[:, :, 1] * y]
@@ -177,8 +177,8 @@ def _(scaled, coefficients, system, sizes):
 
 def _boxes(sizes: list[int]) -> Iterator[tuple[int, int, int, int]]:
     for i in range(0, len(sizes), 3):
-        h, k, l = sizes[i : i + 3]
-        yield h, k, l, (h + 1) * (2 * k + 1) * (2 * l + 1)
+        h, k, m = sizes[i : i + 3]
+        yield h, k, m, (h + 1) * (2 * k + 1) * (2 * m + 1)
 
 
 def _systems(system: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor | None, int, tuple[int, int, int, int]]]:
@@ -192,21 +192,21 @@ def _systems(system: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor | None, 
 def _evaluations(scaled: Tensor, coefficients: Tensor, system: Tensor, sizes: list[int]):
     """Blocks of atoms by waves: the atoms, phases along x with their h1, y and z, conjugate coefficients, h2 and h3."""
     coefficients = torch.view_as_complex(coefficients.contiguous()).conj().resolve_conj()
-    for rows, first, (h, k, l, count) in _systems(system, sizes):
-        box = coefficients[first : first + count].view(h + 1, 2 * k + 1, 2 * l + 1)
-        numbers = [_axis(low, high, scaled.device).to(scaled.dtype) for low, high in ((0, h), (-k, k), (-l, l))]
+    for rows, first, (h, k, m, count) in _systems(system, sizes):
+        box = coefficients[first : first + count].view(h + 1, 2 * k + 1, 2 * m + 1)
+        numbers = [_axis(low, high, scaled.device).to(scaled.dtype) for low, high in ((0, h), (-k, k), (-m, m))]
         for atoms in _blocks_of_atoms(rows, scaled):
-            x, y, z = _phases(scaled[atoms], h, k, l)
-            for part in _blocks_of_waves(2 * k + 1, len(z) * (2 * l + 1), scaled):
+            x, y, z = _phases(scaled[atoms], h, k, m)
+            for part in _blocks_of_waves(2 * k + 1, len(z) * (2 * m + 1), scaled):
                 waves = box[:, part].reshape(h + 1, -1)
                 yield atoms, x, numbers[0], (y[:, part], z), waves, (numbers[1][part], numbers[2])
 
 
-def _phases(scaled: Tensor, h: int, k: int, l: int) -> list[Tensor]:
-    """(n, h + 1), (n, 2 k + 1), (n, 2 l + 1) complex waves along each axis."""
+def _phases(scaled: Tensor, h: int, k: int, m: int) -> list[Tensor]:
+    """(n, h + 1), (n, 2 k + 1), (n, 2 m + 1) complex waves along each axis."""
     angles = 2 * math.pi * (scaled - scaled.floor())  # small arguments: whole cells would cost digits
     out = []
-    for axis, (low, high) in enumerate(((0, h), (-k, k), (-l, l))):
+    for axis, (low, high) in enumerate(((0, h), (-k, k), (-m, m))):
         angle = angles[:, axis, None] * _axis(low, high, scaled.device).to(scaled.dtype)
         out.append(torch.complex(angle.cos(), angle.sin()))
     return out

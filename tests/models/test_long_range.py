@@ -13,6 +13,7 @@ import coulomb
 from coulomb import Case
 from nvdd import Batch
 
+
 def in_one_process(case: Case) -> dict[str, np.ndarray]:
     """The wrapper on plain tensors, with forces by positions and stress by a strain; nothing of the runtime."""
     from nvdd.neighbors import attach_neighbors
