@@ -18,8 +18,10 @@ from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models import composed
 
 _BUILTIN = {
+    "ewald": "nvdd.models.ewald:FAMILY",
     "lj": "nvdd.models.lj:FAMILY",
     "mace": "nvdd.models.mace:FAMILY",
+    "pme": "nvdd.models.pme:FAMILY",
     "sevenn": "nvdd.models.sevenn:FAMILY",
 }
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from nvdd.cells import Frame
 from nvdd.errors import InputError
+from nvdd.model_config import ALIASES
 
 DTYPES = ("float32", "float64")
 NUMERIC = "fiub"  # numpy's kinds of dtypes that a model can read
@@ -160,8 +161,13 @@ def read_info(atoms: Any, description: Mapping[str, Any]) -> dict[str, np.ndarra
 
 
 def read_arrays(atoms: Any, description: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Copies of those of the model's inputs by atom that the atoms have."""
-    return {k: _copied(atoms.arrays[k]) for k in description["node_inputs"] if k in atoms.arrays}
+    """Copies of those of the model's inputs by atom that the atoms have; ``charges`` are initial charges, too."""
+    found = {}
+    for name in description["node_inputs"]:
+        array = atoms.arrays.get(name, atoms.arrays.get(ALIASES.get(name)))
+        if array is not None:
+            found[name] = _copied(array)
+    return found
 
 
 def same(a: Any, b: Any) -> bool:

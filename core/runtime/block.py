@@ -144,7 +144,8 @@ class Block:
         meta.settle()
         check_roles(raw, self.spec, meta)
         silent = self.energyless and not {"energy", "energies"} & raw.keys()
-        energy = None if silent else Energy.of(raw, self.spec, meta, graph.topology.system)
+        by = self.wrapper.model_config.differentiated
+        energy = None if silent else Energy.of(raw, self.spec, meta, graph.topology.system, by)
         return Pass(graph, meta, leaf, raw, energy, feeds)
 
     def derive(
