@@ -44,7 +44,7 @@ class DFTD3ModelWrapper(torch.nn.Module, BaseModelMixin):
 
     Attributes:
         options: the arguments in full, as JSON can hold them.
-        parameters: the damping parameters by name; a2 in Bohr, bet in 1/Bohr.
+        coefficients: the damping parameters by name; a2 in Bohr, bet in 1/Bohr.
 
     Raises:
         InputError: a value that makes no sense, an unknown functional, elements beyond lawrencium (from a ``forward``
@@ -74,9 +74,9 @@ class DFTD3ModelWrapper(torch.nn.Module, BaseModelMixin):
                 f"dftd3: give a functional, as in dftd3:pbe, or parameters=, not {'both' if functional else 'neither'}"
             )
         if functional is not None:
-            self.parameters = damping_parameters(functional, damping)
+            self.coefficients = damping_parameters(functional, damping)
         else:
-            self.parameters = complete(_split(parameters) if isinstance(parameters, str) else parameters, damping)
+            self.coefficients = complete(_split(parameters) if isinstance(parameters, str) else parameters, damping)
         given = {"cutoff": cutoff, "cutoff_cn": cutoff_cn, "cutoff_atm": cutoff_atm}
         radii = {
             name: _DEFAULT_CUTOFFS[name] * Bohr if value is None else _positive(name, value)
@@ -89,7 +89,7 @@ class DFTD3ModelWrapper(torch.nn.Module, BaseModelMixin):
             "damping": damping,
             "atm": self.atm,
             **radii,
-            "parameters": None if functional is not None else self.parameters,
+            "parameters": None if functional is not None else self.coefficients,
         }
         self._set_tables()
         widest = max(self.cutoff, self.cutoff_cn, self.cutoff_atm if self.atm else 0.0)
@@ -101,7 +101,7 @@ class DFTD3ModelWrapper(torch.nn.Module, BaseModelMixin):
         """The reference data in A and eV; buffers, so that they go where the module goes."""
         from ase.units import Bohr, Hartree
 
-        data, p = references(), self.parameters
+        data, p = references(), self.coefficients
         self.rational = DAMPINGS[self.damping]
         self._exponent = (p["alp"] + 2.0) / 6.0
         self._s9 = p["s9"] / Hartree**0.5  # C9 is the root of a product of three C6

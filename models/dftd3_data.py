@@ -93,7 +93,9 @@ def complete(parameters: Mapping[str, Any], damping: str) -> dict[str, float]:
         raise InputError(f"dftd3: no parameter {', '.join(unknown)}; there are {', '.join(_NAMES)}")
     missing = [name for name in _NEEDED[DAMPINGS[damping]] if name not in parameters]
     if missing:
-        raise InputError(f"dftd3: damping={damping!r} needs {', '.join(missing)} among the parameters, got {dict(parameters)}")
+        raise InputError(
+            f"dftd3: damping={damping!r} needs {', '.join(missing)} among the parameters, got {dict(parameters)}"
+        )
     try:
         return {name: float(parameters.get(name, _DEFAULTS.get(name))) for name in _NAMES}
     except (TypeError, ValueError):
@@ -114,4 +116,6 @@ def _import_tad() -> None:
     try:
         import tad_dftd3  # noqa: F401
     except ImportError as error:
-        raise MissingDependencyError(f"dftd3 takes its reference data from tad-dftd3 ({sys.executable}): {INSTALL}") from error
+        raise MissingDependencyError(
+            f"dftd3 takes its reference data from tad-dftd3 ({sys.executable}): {INSTALL}"
+        ) from error
