@@ -94,7 +94,7 @@ class DFTD3ModelWrapper(torch.nn.Module, BaseModelMixin):
         self._set_tables()
         widest = max(self.cutoff, self.cutoff_cn, self.cutoff_atm if self.atm else 0.0)
         self.model_config = ModelConfig(
-            neighbor_config=NeighborConfig(cutoff=widest), elements=frozenset(range(1, len(self.n_references)))
+            neighbor_config=NeighborConfig(cutoff=widest), elements=frozenset(range(1, len(self.reference_cn)))
         )
 
     def _set_tables(self) -> None:
@@ -111,7 +111,6 @@ class DFTD3ModelWrapper(torch.nn.Module, BaseModelMixin):
         tables = {
             "radii": data.covalent * Bohr,
             "reference_cn": data.cn,
-            "n_references": (data.cn >= 0).sum(1).to(torch.int32),
             "c6": data.c6 * (Hartree * Bohr**6),
             "c8_over_c6": ratio * Bohr**2,
             "radius": radius * Bohr,
@@ -128,7 +127,7 @@ class DFTD3ModelWrapper(torch.nn.Module, BaseModelMixin):
         vectors = to_local(data.edge_vectors).to(torch.float64)
         cn = coordination_numbers(vectors, receivers, senders, numbers, self.radii, self.cutoff_cn, data.n_atoms)
         cn = to_local(refresh_neighbors(cn, pad=True))
-        of_elements = (self.reference_cn, self.n_references, self.c6)
+        of_elements = (self.reference_cn, self.c6)
         energies = pair_energies(
             vectors, cn, receivers, senders, numbers, *of_elements, self.c8_over_c6, self.radius, self.rational,
             self._damping, self.cutoff, data.n_atoms,
@@ -167,7 +166,7 @@ class DFTD3ModelWrapper(torch.nn.Module, BaseModelMixin):
     def _check_elements(self, numbers: Tensor) -> None:
         if numbers.device.type != "cpu" or torch.compiler.is_compiling() or not numbers.numel():
             return
-        largest = len(self.n_references) - 1
+        largest = len(self.reference_cn) - 1
         if not 1 <= int(numbers.min()) <= int(numbers.max()) <= largest:
             from ase.data import chemical_symbols
 

@@ -52,21 +52,21 @@ def coordination_kernel() -> Any:
 
 @cache
 def pair_kernel() -> Any:
-    """Energies of pairs, half of each to the receiver; or their gradients by vectors and coordination numbers."""
+    """Energies of pairs, half of each to the receiver, and their derivatives."""
     wp = warp()
     module = wp.get_module(f"{__name__}.pairs")
 
     @wp.kernel(enable_backward=False, module=module)
     def pairs(
-        order: int,
         vectors: wp.array(dtype=wp.vec3d),
         receivers: wp.array(dtype=wp.int64),
         senders: wp.array(dtype=wp.int64),
-        numbers: wp.array(dtype=wp.int64),
+        kinds: wp.array(dtype=wp.int64),
         weights: wp.array2d(dtype=wp.float64),
         slopes: wp.array2d(dtype=wp.float64),
-        n_references: wp.array(dtype=wp.int32),
-        c6: wp.array4d(dtype=wp.float64),
+        mixed: wp.array3d(dtype=wp.float64),
+        mixed_slopes: wp.array3d(dtype=wp.float64),
+        n_references: wp.array(dtype=wp.int64),
         c8_over_c6: wp.array2d(dtype=wp.float64),
         radius: wp.array2d(dtype=wp.float64),
         rational: int,
@@ -77,9 +77,8 @@ def pair_kernel() -> Any:
         alpha: wp.float64,
         beta: wp.float64,
         cutoff: wp.float64,
-        upstream: wp.array(dtype=wp.float64),
-        by_edge: wp.array(dtype=wp.float64),
-        by_vector: wp.array(dtype=wp.vec3d),
+        energies: wp.array(dtype=wp.float64),
+        by_length: wp.array(dtype=wp.float64),
         by_receiver: wp.array(dtype=wp.float64),
         by_sender: wp.array(dtype=wp.float64),
     ):
@@ -95,21 +94,15 @@ def pair_kernel() -> Any:
         c = wp.float64(0.0)
         ci = wp.float64(0.0)  # derivatives of C6 by the coordination numbers
         cj = wp.float64(0.0)
-        if not (s >= cutoff * cutoff):
-            zi = numbers[i]
-            zj = numbers[j]
-            for a in range(n_references[zi]):
-                inner = wp.float64(0.0)
-                inner_slope = wp.float64(0.0)
-                for b in range(n_references[zj]):
-                    value = c6[zi, zj, a, b]
-                    inner += weights[j, b] * value
-                    inner_slope += slopes[j, b] * value
-                c += weights[i, a] * inner
-                ci += slopes[i, a] * inner
-                cj += weights[i, a] * inner_slope
-            qq = c8_over_c6[zi, zj]
-            r0 = radius[zi, zj]
+        if not (s >= cutoff * cutoff):  # a NaN must come out as a NaN, not as an edge out of reach
+            ki = kinds[i]
+            kj = kinds[j]
+            for b in range(int(n_references[kj])):
+                c += mixed[i, kj, b] * weights[j, b]
+                ci += mixed_slopes[i, kj, b] * weights[j, b]
+                cj += mixed[i, kj, b] * slopes[j, b]
+            qq = c8_over_c6[ki, kj]
+            r0 = radius[ki, kj]
             if rational == 1:
                 r2 = r0 * r0
                 t6 = one / (s * s * s + r2 * r2 * r2)
@@ -131,15 +124,36 @@ def pair_kernel() -> Any:
                 g8 = (alpha + wp.float64(2.0)) * f8 * u8 / (base8 * rs8 * r0)
                 slope = -(e6 * (g6 / r - six / s) + e8 * (g8 / r - wp.float64(8.0) / s))
         half = wp.float64(0.5)
-        if order == 0:
-            by_edge[edge] = half * c * shape
-        else:
-            g = half * upstream[i]
-            by_vector[edge] = g * c * slope * d
-            by_receiver[edge] = g * ci * shape
-            by_sender[edge] = g * cj * shape
+        energies[edge] = half * c * shape
+        by_length[edge] = half * c * slope
+        by_receiver[edge] = half * ci * shape
+        by_sender[edge] = half * cj * shape
 
     return pairs
+
+
+@cache
+def pair_gradient_kernel() -> Any:
+    """Gradients of pairs by vectors and by the sender's coordination number, from the derivatives of each edge."""
+    wp = warp()
+    module = wp.get_module(f"{__name__}.pair_gradient")
+
+    @wp.kernel(enable_backward=False, module=module)
+    def pair_gradient(
+        vectors: wp.array(dtype=wp.vec3d),
+        receivers: wp.array(dtype=wp.int64),
+        by_length: wp.array(dtype=wp.float64),
+        by_sender: wp.array(dtype=wp.float64),
+        upstream: wp.array(dtype=wp.float64),
+        by_vector: wp.array(dtype=wp.vec3d),
+        by_cn: wp.array(dtype=wp.float64),
+    ):
+        edge = wp.tid()
+        g = upstream[receivers[edge]]
+        by_vector[edge] = g * by_length[edge] * vectors[edge]
+        by_cn[edge] = g * by_sender[edge]
+
+    return pair_gradient
 
 
 @cache
@@ -155,28 +169,21 @@ def triple_kernel() -> Any:
     def mixed_c6(
         i: wp.int64,
         j: wp.int64,
-        numbers: wp.array(dtype=wp.int64),
+        kj: wp.int64,
         weights: wp.array2d(dtype=wp.float64),
         slopes: wp.array2d(dtype=wp.float64),
-        n_references: wp.array(dtype=wp.int32),
-        c6: wp.array4d(dtype=wp.float64),
+        mixed: wp.array3d(dtype=wp.float64),
+        mixed_slopes: wp.array3d(dtype=wp.float64),
+        n_references: wp.array(dtype=wp.int64),
     ) -> wp.vec3d:
         """C6 of two rows, and its derivatives by the coordination numbers of both."""
-        zi = numbers[i]
-        zj = numbers[j]
         c = wp.float64(0.0)
         ci = wp.float64(0.0)
         cj = wp.float64(0.0)
-        for a in range(n_references[zi]):
-            inner = wp.float64(0.0)
-            inner_slope = wp.float64(0.0)
-            for b in range(n_references[zj]):
-                value = c6[zi, zj, a, b]
-                inner += weights[j, b] * value
-                inner_slope += slopes[j, b] * value
-            c += weights[i, a] * inner
-            ci += slopes[i, a] * inner
-            cj += weights[i, a] * inner_slope
+        for b in range(int(n_references[kj])):
+            c += mixed[i, kj, b] * weights[j, b]
+            ci += mixed_slopes[i, kj, b] * weights[j, b]
+            cj += mixed[i, kj, b] * slopes[j, b]
         return wp.vec3d(c, ci, cj)
 
     @wp.kernel(enable_backward=False, module=module)
@@ -186,11 +193,12 @@ def triple_kernel() -> Any:
         receivers: wp.array(dtype=wp.int64),
         senders: wp.array(dtype=wp.int64),
         first: wp.array(dtype=wp.int64),
-        numbers: wp.array(dtype=wp.int64),
+        kinds: wp.array(dtype=wp.int64),
         weights: wp.array2d(dtype=wp.float64),
         slopes: wp.array2d(dtype=wp.float64),
-        n_references: wp.array(dtype=wp.int32),
-        c6: wp.array4d(dtype=wp.float64),
+        mixed: wp.array3d(dtype=wp.float64),
+        mixed_slopes: wp.array3d(dtype=wp.float64),
+        n_references: wp.array(dtype=wp.int64),
         radius: wp.array2d(dtype=wp.float64),
         s9: wp.float64,
         exponent: wp.float64,
@@ -208,8 +216,10 @@ def triple_kernel() -> Any:
         zero = wp.float64(0.0)
         one = wp.float64(1.0)
         x = wp.dot(d, d)
-        cij = mixed_c6(i, j, numbers, weights, slopes, n_references, c6)
-        rij = radius[numbers[i], numbers[j]]
+        ki = kinds[i]
+        kj = kinds[j]
+        cij = mixed_c6(i, j, kj, weights, slopes, mixed, mixed_slopes, n_references)
+        rij = radius[ki, kj]
         energy = zero
         along = zero  # gradient by the vector: along d, and along the third sides
         across = wp.vec3d(zero, zero, zero)
@@ -224,10 +234,11 @@ def triple_kernel() -> Any:
             if z >= cutoff * cutoff:
                 continue
             y = wp.dot(vectors[other], vectors[other])
-            cik = mixed_c6(i, k, numbers, weights, slopes, n_references, c6)
-            cjk = mixed_c6(j, k, numbers, weights, slopes, n_references, c6)
+            kk = kinds[k]
+            cik = mixed_c6(i, k, kk, weights, slopes, mixed, mixed_slopes, n_references)
+            cjk = mixed_c6(j, k, kk, weights, slopes, mixed, mixed_slopes, n_references)
             c9 = s9 * wp.sqrt(wp.abs(cij[0] * cik[0] * cjk[0]))
-            r0 = rij * radius[numbers[i], numbers[k]] * radius[numbers[j], numbers[k]]
+            r0 = rij * radius[ki, kk] * radius[kj, kk]
             p = x * y * z  # the three sides squared
             u = wp.float64(6.0) * wp.pow(r0 * r0 / p, exponent)
             f = one / (one + u)

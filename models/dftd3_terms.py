@@ -6,31 +6,60 @@ in eV, float64. The gradients have no derivative of their own: a second one rais
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from nvdd.models.dftd3_kernels import coordination_kernel, pair_kernel
+from nvdd.models.dftd3_kernels import coordination_kernel, pair_gradient_kernel, pair_kernel
 from nvdd.models.warp_runtime import Arrays, launch
 
 
-def reference_weights(cn: Tensor, numbers: Tensor, reference_cn: Tensor) -> tuple[Tensor, Tensor]:
-    """How much each reference system counts for an atom, ``exp(-4 (CN - CN_ref)^2)`` normalised.
+class Mixing(NamedTuple):
+    """What C6 coefficients of pairs are made of: of rows i and j ``sum_b mixed[i, kinds[j], b] weights[j, b]``.
+
+    Attributes:
+        kinds: (n_rows,) which of the elements in the batch a row is.
+        weights: (n_rows, 7) how much each reference system counts for an atom.
+        slopes: (n_rows, 7) their derivatives by the coordination number.
+        mixed: (n_rows, n_kinds, 7) eV A^6, with each reference system of each element.
+        mixed_slopes: (n_rows, n_kinds, 7) their derivatives by the coordination number.
+        n_references: (n_kinds,) reference systems of an element.
+    """
+
+    kinds: Tensor
+    weights: Tensor
+    slopes: Tensor
+    mixed: Tensor
+    mixed_slopes: Tensor
+    n_references: Tensor
+
+
+def mixing(cn: Tensor, numbers: Tensor, reference_cn: Tensor, c6: Tensor) -> tuple[Mixing, Tensor]:
+    """The mixing of these atoms, and the (n_kinds,) atomic numbers among them.
+
+    A reference system counts ``exp(-4 (CN - CN_ref)^2)``, normalised. Of an atom far from all of its reference
+    systems the nearest counts alone.
 
     Args:
-        cn: (n,) coordination numbers.
-        numbers: (n,) atomic numbers.
+        cn: (n_rows,) coordination numbers.
+        numbers: (n_rows,) atomic numbers.
         reference_cn: (n_elements, 7) of the reference systems; negative where an element has fewer.
-
-    Returns:
-        (n, 7) weights and their derivatives by the coordination number. Of an atom far from all of its reference
-        systems the nearest counts alone.
+        c6: (n_elements, n_elements, 7, 7) eV A^6.
     """
     known = reference_cn[numbers]
     off = cn.unsqueeze(1) - known
     absent = known < 0
     weights = (-4.0 * off.square()).masked_fill(absent, -torch.inf).softmax(1)
     slope = (-8.0 * off).masked_fill(absent, 0.0)
-    return weights, weights * (slope - (weights * slope).sum(1, keepdim=True))
+    slopes = weights * (slope - (weights * slope).sum(1, keepdim=True))
+    present, kinds = torch.unique(numbers, return_inverse=True)
+    both = torch.stack([weights, slopes], 1)  # one element after the other: its table for every row is large
+    found = [torch.bmm(both, c6[numbers, z]) for z in present]
+    mixed, mixed_slopes = torch.stack(found, 2).unbind(1) if found else both.new_empty(2, 0, 0, 7)
+    return Mixing(
+        kinds, weights, slopes, mixed.contiguous(), mixed_slopes.contiguous(), (reference_cn[present] >= 0).sum(1)
+    ), present
 
 
 # --- coordination numbers -----------------------------------------------------------------------------------------
@@ -111,6 +140,91 @@ def _coordination(order: int, inputs: tuple, upstream=None, by_edge=None, by_vec
 
 
 @torch.library.custom_op("nvdd::d3_pairs", mutates_args=())
+def _pairs(
+    vectors: Tensor,
+    cn: Tensor,
+    receivers: Tensor,
+    senders: Tensor,
+    numbers: Tensor,
+    reference_cn: Tensor,
+    c6: Tensor,
+    c8_over_c6: Tensor,
+    radius: Tensor,
+    rational: bool,
+    damping: list[float],
+    cutoff: float,
+    n_atoms: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Energies (n_atoms,); of each edge dE/dr / r (E,) and dE/dCN of the sender (E,); dE/dCN of receivers (n_atoms,)."""
+    energies, by_length, by_receiver, by_sender = (vectors.new_empty(len(vectors)) for _ in range(4))
+    if len(vectors):
+        rows, present = mixing(cn, numbers, reference_cn, c6)
+        arrays = Arrays(vectors)
+        tables = [t[present][:, present].contiguous() for t in (c8_over_c6, radius)]
+        launch(
+            pair_kernel(),
+            len(vectors),
+            [arrays.vectors, *map(arrays.integers, (receivers, senders, rows.kinds)), *map(arrays.reals, rows[1:5]),
+             arrays.integers(rows.n_references), *map(arrays.reals, tables), int(rational), *damping, cutoff],
+            [arrays.reals(out) for out in (energies, by_length, by_receiver, by_sender)],
+            vectors.device,
+        )  # fmt: skip
+    of_atoms = lambda values: vectors.new_zeros(n_atoms).index_add_(0, receivers, values)
+    return of_atoms(energies), by_length, by_sender, of_atoms(by_receiver)
+
+
+@torch.library.custom_op("nvdd::d3_pairs_gradient", mutates_args=())
+def _pairs_gradient(
+    upstream: Tensor,
+    vectors: Tensor,
+    cn: Tensor,
+    receivers: Tensor,
+    senders: Tensor,
+    by_length: Tensor,
+    by_sender: Tensor,
+    by_receiver: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """(E, 3) and (n_rows,): gradients of ``sum(upstream * energies)`` by vectors and coordination numbers."""
+    by_vector = torch.empty_like(vectors, memory_format=torch.contiguous_format)
+    by_cn = torch.zeros_like(cn)
+    by_cn[: len(upstream)] = upstream * by_receiver
+    if len(vectors):
+        of_senders = torch.empty_like(by_sender)
+        arrays = Arrays(vectors)
+        launch(
+            pair_gradient_kernel(),
+            len(vectors),
+            [arrays.vectors, arrays.integers(receivers), *map(arrays.reals, (by_length, by_sender, upstream))],
+            [arrays.points(by_vector), arrays.reals(of_senders)],
+            vectors.device,
+        )
+        by_cn.index_add_(0, senders, of_senders)
+    return by_vector, by_cn
+
+
+@_pairs.register_fake
+def _(vectors, *rest):
+    edges, atoms = vectors.new_empty(len(vectors)), vectors.new_empty(rest[-1])
+    return atoms, edges, torch.empty_like(edges), torch.empty_like(atoms)
+
+
+@_pairs_gradient.register_fake
+def _(upstream, vectors, cn, *rest):
+    return torch.empty_like(vectors, memory_format=torch.contiguous_format), torch.empty_like(cn)
+
+
+def _save_pairs(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:4], *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _pairs_backward(ctx, upstream, *rest):
+    return *_pairs_gradient(upstream.contiguous(), *ctx.saved_tensors), *[None] * 11
+
+
+_pairs.register_autograd(_pairs_backward, setup_context=_save_pairs)
+
+
 def pair_energies(
     vectors: Tensor,
     cn: Tensor,
@@ -118,7 +232,6 @@ def pair_energies(
     senders: Tensor,
     numbers: Tensor,
     reference_cn: Tensor,
-    n_references: Tensor,
     c6: Tensor,
     c8_over_c6: Tensor,
     radius: Tensor,
@@ -135,7 +248,6 @@ def pair_energies(
         receivers, senders: (E,) int64 rows.
         numbers: (n_rows,) int64 atomic numbers.
         reference_cn: (n_elements, 7).
-        n_references: (n_elements,) int32, how many of these an element has.
         c6: (n_elements, n_elements, 7, 7) eV A^6, of pairs of reference systems.
         c8_over_c6: (n_elements, n_elements) A^2.
         radius: (n_elements, n_elements) A: the damping radius itself with rational damping, else R0.
@@ -144,79 +256,18 @@ def pair_energies(
         cutoff: A.
         n_atoms: how many rows receivers may be.
     """
-    weights, slopes = reference_weights(cn, numbers, reference_cn)
-    edge_energies = vectors.new_empty(len(vectors))
-    tables = (n_references, c6, c8_over_c6, radius)
-    _pairs(0, vectors, (receivers, senders, numbers), (weights, slopes), tables, rational, damping, cutoff,
-           by_edge=edge_energies)  # fmt: skip
-    return vectors.new_zeros(n_atoms).index_add_(0, receivers, edge_energies)
-
-
-@torch.library.custom_op("nvdd::d3_pairs_gradient", mutates_args=())
-def _pairs_gradient(
-    upstream: Tensor,
-    vectors: Tensor,
-    cn: Tensor,
-    receivers: Tensor,
-    senders: Tensor,
-    numbers: Tensor,
-    reference_cn: Tensor,
-    n_references: Tensor,
-    c6: Tensor,
-    c8_over_c6: Tensor,
-    radius: Tensor,
-    rational: bool,
-    damping: list[float],
-    cutoff: float,
-) -> tuple[Tensor, Tensor]:
-    """(E, 3) and (n_rows,): gradients of ``sum(upstream * pair_energies(...))`` by vectors and coordination numbers."""
-    weights, slopes = reference_weights(cn, numbers, reference_cn)
-    by_vector = torch.empty_like(vectors, memory_format=torch.contiguous_format)
-    by_receiver, by_sender = vectors.new_empty(2, len(vectors)).unbind()
-    tables = (n_references, c6, c8_over_c6, radius)
-    _pairs(1, vectors, (receivers, senders, numbers), (weights, slopes), tables, rational, damping, cutoff, upstream,
-           by_vector=by_vector, by_receiver=by_receiver, by_sender=by_sender)  # fmt: skip
-    by_cn = torch.zeros_like(cn).index_add_(0, receivers, by_receiver).index_add_(0, senders, by_sender)
-    return by_vector, by_cn
-
-
-@pair_energies.register_fake
-def _(vectors, *rest):
-    return vectors.new_empty(rest[-1])
-
-
-@_pairs_gradient.register_fake
-def _(upstream, vectors, cn, *rest):
-    return torch.empty_like(vectors, memory_format=torch.contiguous_format), torch.empty_like(cn)
-
-
-def _save_pairs(ctx, inputs, output) -> None:
-    *tensors, ctx.rational, ctx.damping, ctx.cutoff, _ = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _pairs_backward(ctx, upstream):
-    found = _pairs_gradient(upstream.contiguous(), *ctx.saved_tensors, ctx.rational, ctx.damping, ctx.cutoff)
-    return *found, *[None] * 12
-
-
-pair_energies.register_autograd(_pairs_backward, setup_context=_save_pairs)
-
-
-def _pairs(
-    order: int, vectors, indices, weighting, tables, rational, damping, cutoff,
-    upstream=None, by_edge=None, by_vector=None, by_receiver=None, by_sender=None,
-) -> None:  # fmt: skip
-    if not len(vectors):
-        return
-    arrays = Arrays(vectors)
-    n_references, c6, c8_over_c6, radius = tables
-    launch(
-        pair_kernel(),
-        len(vectors),
-        [order, arrays.vectors, *map(arrays.integers, indices), *map(arrays.reals, weighting),
-         arrays.small_integers(n_references), *map(arrays.reals, (c6, c8_over_c6, radius)), int(rational), *damping, cutoff,
-         arrays.reals(upstream)],
-        [arrays.reals(by_edge), arrays.points(by_vector), arrays.reals(by_receiver), arrays.reals(by_sender)],
-        vectors.device,
-    )  # fmt: skip
+    return _pairs(
+        vectors,
+        cn,
+        receivers,
+        senders,
+        numbers,
+        reference_cn,
+        c6,
+        c8_over_c6,
+        radius,
+        rational,
+        damping,
+        cutoff,
+        n_atoms,
+    )[0]

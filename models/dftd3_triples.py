@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvdd.models.dftd3_kernels import triple_kernel
-from nvdd.models.dftd3_terms import reference_weights
+from nvdd.models.dftd3_terms import mixing
 from nvdd.models.warp_runtime import Arrays, launch
 
 
@@ -21,7 +21,6 @@ def triple_energies(
     senders: Tensor,
     numbers: Tensor,
     reference_cn: Tensor,
-    n_references: Tensor,
     c6: Tensor,
     radius: Tensor,
     s9: float,
@@ -40,10 +39,10 @@ def triple_energies(
 
     The others are those of `pair_energies`.
     """
-    weighting = reference_weights(cn, numbers, reference_cn)
     edge_energies = vectors.new_empty(len(vectors))
-    indices = (receivers, senders, _first_edges(receivers, n_atoms), numbers)
-    _triples(0, vectors, indices, weighting, (n_references, c6, radius), (s9, exponent, cutoff), by_edge=edge_energies)
+    indices = (receivers, senders, _first_edges(receivers, n_atoms))
+    atoms = (cn, numbers, reference_cn, c6, radius)
+    _triples(0, vectors, indices, atoms, (s9, exponent, cutoff), by_edge=edge_energies)
     return vectors.new_zeros(n_atoms).index_add_(0, receivers, edge_energies)
 
 
@@ -56,18 +55,17 @@ def _triples_gradient(
     senders: Tensor,
     numbers: Tensor,
     reference_cn: Tensor,
-    n_references: Tensor,
     c6: Tensor,
     radius: Tensor,
     s9: float,
     exponent: float,
     cutoff: float,
 ) -> tuple[Tensor, Tensor]:
-    weighting = reference_weights(cn, numbers, reference_cn)
     by_vector = torch.empty_like(vectors, memory_format=torch.contiguous_format)
     by_receiver, by_sender = vectors.new_empty(2, len(vectors)).unbind()
-    indices = (receivers, senders, _first_edges(receivers, len(upstream)), numbers)
-    _triples(1, vectors, indices, weighting, (n_references, c6, radius), (s9, exponent, cutoff), upstream,
+    indices = (receivers, senders, _first_edges(receivers, len(upstream)))
+    atoms = (cn, numbers, reference_cn, c6, radius)
+    _triples(1, vectors, indices, atoms, (s9, exponent, cutoff), upstream,
              by_vector=by_vector, by_receiver=by_receiver, by_sender=by_sender)  # fmt: skip
     by_cn = torch.zeros_like(cn).index_add_(0, receivers, by_receiver).index_add_(0, senders, by_sender)
     return by_vector, by_cn
@@ -90,7 +88,7 @@ def _save_triples(ctx, inputs, output) -> None:
 
 
 def _triples_backward(ctx, upstream):
-    return *_triples_gradient(upstream.contiguous(), *ctx.saved_tensors, *ctx.constants), *[None] * 11
+    return *_triples_gradient(upstream.contiguous(), *ctx.saved_tensors, *ctx.constants), *[None] * 10
 
 
 triple_energies.register_autograd(_triples_backward, setup_context=_save_triples)
@@ -102,18 +100,19 @@ def _first_edges(receivers: Tensor, n_atoms: int) -> Tensor:
 
 
 def _triples(
-    order: int, vectors, indices, weighting, tables, constants,
+    order: int, vectors, indices, atoms, constants,
     upstream=None, by_edge=None, by_vector=None, by_receiver=None, by_sender=None,
 ) -> None:  # fmt: skip
     if not len(vectors):
         return
-    arrays = Arrays(vectors)
-    n_references, c6, radius = tables
+    cn, numbers, reference_cn, c6, radius = atoms
+    rows, present = mixing(cn, numbers, reference_cn, c6)
+    arrays, radii = Arrays(vectors), radius[present][:, present].contiguous()
     launch(
         triple_kernel(),
         len(vectors),
-        [order, arrays.vectors, *map(arrays.integers, indices), *map(arrays.reals, weighting),
-         arrays.small_integers(n_references), arrays.reals(c6), arrays.reals(radius), *constants, arrays.reals(upstream)],
+        [order, arrays.vectors, *map(arrays.integers, (*indices, rows.kinds)), *map(arrays.reals, rows[1:5]),
+         arrays.integers(rows.n_references), arrays.reals(radii), *constants, arrays.reals(upstream)],
         [arrays.reals(by_edge), arrays.points(by_vector), arrays.reals(by_receiver), arrays.reals(by_sender)],
         vectors.device,
     )  # fmt: skip

@@ -87,10 +87,6 @@ class Arrays:
         """int64."""
         return self._array(tensor, warp().int64)
 
-    def small_integers(self, tensor: Tensor) -> Any:
-        """int32."""
-        return self._array(tensor, warp().int32)
-
     @staticmethod
     def _array(tensor: Tensor, dtype: Any) -> Any:
         return warp().from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
