@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from nvdd.errors import InputError
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.dftd3_data import DAMPINGS, INSTALL, complete, damping_parameters, references
 from nvdd.models.dftd3_terms import coordination_numbers, pair_energies
+from nvdd.models.precise import StaysFloat64
 from nvdd.models.registry import ModelFamily
 from nvdd.shard_tensor import to_local
 from nvdd.specs import SPEC_DFTD3_HALO, MLIPSpec
@@ -23,7 +24,7 @@ _DEFAULT_CUTOFFS = {"cutoff": 60.0, "cutoff_cn": 40.0, "cutoff_atm": 40.0}
 _ATM_RADII = 4.0 / 3.0  # scale of R0 in the three-body term
 
 
-class DFTD3ModelWrapper(torch.nn.Module, BaseModelMixin):
+class DFTD3ModelWrapper(StaysFloat64, BaseModelMixin):
     """DFT-D3 (Grimme et al., J. Chem. Phys. 132, 154104, 2010; BJ damping: J. Comput. Chem. 32, 1456, 2011).
 
     The energy of a pair is ``-C6 (s6 f6(r) / r^6 + s8 (C8/C6) f8(r) / r^8)``. C6 depends on the coordination numbers
@@ -154,10 +155,6 @@ class DFTD3ModelWrapper(torch.nn.Module, BaseModelMixin):
     def dtype(self) -> torch.dtype:
         """float64."""
         return torch.float64
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DFTD3ModelWrapper:
-        # moves between devices, never to another type: the tables span sixteen digits
-        return super()._apply(lambda t: t.to(fn(t.new_empty(0)).device), recurse)
 
     def extra_repr(self) -> str:
         """The options, for ``print(wrapper)``."""

@@ -17,6 +17,7 @@ from typing import Any
 from nvdd.errors import InputError, MissingDependencyError
 
 _BUILTIN = {
+    "aimnet2": "nvdd.models.aimnet2:FAMILY",
     "dftd3": "nvdd.models.dftd3:FAMILY",
     "lj": "nvdd.models.lj:FAMILY",
     "mace": "nvdd.models.mace:FAMILY",
