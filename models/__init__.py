@@ -10,12 +10,14 @@ from nvdd.models.registry import ModelFamily, families, load
 
 # wrapper -> its module, which is loaded when the wrapper is first used
 _WRAPPERS = {
+    "AIMNet2Wrapper": "nvdd.models.aimnet2",
+    "DFTD3ModelWrapper": "nvdd.models.dftd3",
     "EwaldModelWrapper": "nvdd.models.ewald",
     "PMEModelWrapper": "nvdd.models.pme",
     "PipelineModelWrapper": "nvdd.models.pipeline",
 }
 
-__all__ = ["BaseModelMixin", "EwaldModelWrapper", "ModelFamily", "ModelOutputs", "PMEModelWrapper", "PipelineModelWrapper", "families", "load"]
+__all__ = ["BaseModelMixin", "ModelFamily", "ModelOutputs", "families", "load", *_WRAPPERS]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,8 @@ from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models import composed
 
 _BUILTIN = {
+    "aimnet2": "nvdd.models.aimnet2:FAMILY",
+    "dftd3": "nvdd.models.dftd3:FAMILY",
     "ewald": "nvdd.models.ewald:FAMILY",
     "lj": "nvdd.models.lj:FAMILY",
     "mace": "nvdd.models.mace:FAMILY",

@@ -38,6 +38,10 @@ MACE = {
     "mace-zbl": {"zbl": True, "n_layers": 2},
     "mace-zbl-agnesi-3-l3": {"zbl": True, "n_layers": 3, "l_max": 3, "distance_transform": "Agnesi"},
 }
+DFTD3 = {
+    "dftd3": {"functional": "pbe", "atm": True, "cutoff": 9.0, "cutoff_cn": 7.0, "cutoff_atm": 6.0},
+    "dftd3-zero": {"functional": "b3lyp", "damping": "zero", "cutoff": 8.0, "cutoff_cn": 10.0},
+}
 SEVENN = {"7net-0": None, "7net-l3i5": None, "7net-mf-0": "PBE"}
 
 
@@ -48,6 +52,10 @@ def wrapper(name: str) -> Any:
         from nvdd.models.lj import LennardJonesModelWrapper
 
         return LennardJonesModelWrapper(**LJ)
+    if name in DFTD3:
+        from nvdd.models.dftd3 import DFTD3ModelWrapper
+
+        return DFTD3ModelWrapper(**DFTD3[name])
     if name in MACE:
         from nvdd.models.mace import MACEWrapper
 
@@ -92,9 +100,9 @@ def reference(model: str, name: str) -> Results:
 
 
 def exact(model: str, atoms: Atoms) -> Results:
-    """One process, without nvdd; of "7net-0/float64" the wrapper alone, on plain tensors."""
+    """One process, without nvdd; of "7net-0/float64" and D3 the wrapper alone, on plain tensors."""
     atoms = atoms.copy()
-    if "/" in model:
+    if "/" in model or model in DFTD3:
         return _plain(wrapper(model), atoms)
     if model == "lj":
         from ase.data import atomic_numbers
