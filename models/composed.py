@@ -8,7 +8,7 @@ from typing import Any
 
 from nvdd.errors import InputError
 
-_JOINED = re.compile(r"\s+\+\s+")
+_JOINED = re.compile(r"(?<=\s)\+(?=\s)")
 _DOTTED = re.compile(r"([^.\s]+)\.(.+)")
 WIRES = "wires"  # an option that every block has
 BLOCKS = "block_options"  # the one option of a sum, in the form in which `load` takes it
