@@ -10,7 +10,7 @@ import torch
 
 from nvdd.errors import InputError
 from nvdd.model_config import ModelConfig
-from nvdd.models.base import BaseModelMixin, Batch, EdgeLayout, ModelOutputs, NeighborConfig
+from nvdd.models.base import BaseModelMixin, Batch, EdgeLayout, ModelOutputs, NeighborConfig, spec_of
 from nvdd.models.pipeline_forward import forward
 from nvdd.specs import DistributionSpec, ForceStrategy, MLIPSpec, OutputKind, OutputSpec
 from nvdd.specs.merge import composed_policy, merge_names
@@ -58,9 +58,13 @@ class PipelineModelWrapper(torch.nn.Module, BaseModelMixin):
         self.blocks = torch.nn.ModuleList(blocks)
         self.wires = _resolved(blocks, wires or {})
         self._order = in_order(len(blocks), self.wires)
-        if not _energy_blocks(blocks, self.wires):
-            raise InputError("no block of the pipeline has an energy: none declares energies or energy in its spec")
-        self._spec = _composed_spec(blocks, self.wires)
+        feeding = {wire.source for wire in self.wires}
+        for k, block in enumerate(blocks):
+            if not _has_energy(block) and k not in feeding:
+                raise InputError(
+                    f"{block_name(k, block)} declares no energies or energy in its spec, and no other block reads its outputs"
+                )
+        self._spec = _composed_spec(blocks)
         self.model_config = _composed_config(blocks, self.wires, self._spec)
 
     @property
@@ -104,12 +108,6 @@ def _check_blocks(blocks: list[Any]) -> None:
             raise InputError(f"{block_name(k, block)} has no neighbor_config, so its cutoff is unknown")
         if spec_of(block) is None:
             raise InputError(f"{block_name(k, block)} declares no distribution_spec; return a preset from it")
-
-
-def spec_of(block: Any) -> MLIPSpec | None:
-    """The spec of a wrapper, from a method or an attribute."""
-    declared = getattr(block, "distribution_spec", None)
-    return declared() if callable(declared) else declared
 
 
 # --- wires ------------------------------------------------------------------------------------------------------
@@ -207,17 +205,11 @@ def _further_outputs(block: Any) -> set[str]:
 # --- what the sum says of itself ----------------------------------------------------------------------------------
 
 
-def _energy_blocks(blocks: list[Any], wires: tuple[Wire, ...]) -> list[int]:
-    """Blocks that have an energy: all, but those whose outputs are read and that declare none."""
-    feeding = {wire.source for wire in wires}
-    silent = [
-        k for k, b in enumerate(blocks)
-        if k in feeding and not {"energy", "energies"} & (set(b.model_config.outputs) & set(spec_of(b).outputs))
-    ]  # fmt: skip
-    return [k for k in range(len(blocks)) if k not in silent]
+def _has_energy(block: Any) -> bool:
+    return bool({"energy", "energies"} & set(block.model_config.outputs) & set(spec_of(block).outputs))
 
 
-def _composed_spec(blocks: list[Any], wires: tuple[Wire, ...]) -> MLIPSpec:
+def _composed_spec(blocks: list[Any]) -> MLIPSpec:
     specs = [spec_of(block) for block in blocks]
     policy, name = specs[0].distribution.policy, block_name(0, blocks[0])
     for k, spec in enumerate(specs[1:], 1):
@@ -228,7 +220,7 @@ def _composed_spec(blocks: list[Any], wires: tuple[Wire, ...]) -> MLIPSpec:
                     ForceStrategy.EDGE_VECTORS)  # fmt: skip
     per_node, per_graph = OutputSpec(OutputKind.PER_NODE), OutputSpec(OutputKind.PER_GRAPH)
     kinds = {"energy": per_graph, "energies": per_node, "forces": per_node, "stress": per_graph, "stresses": per_node}
-    outputs = {key: kinds[key] for key in _sums(blocks, wires, strategy)}
+    outputs = {key: kinds[key] for key in _sums(blocks)}
     for block in blocks:
         for key in sorted(_further_outputs(block)):
             outputs.setdefault(key, spec_of(block).outputs[key])
@@ -242,9 +234,9 @@ def _composed_spec(blocks: list[Any], wires: tuple[Wire, ...]) -> MLIPSpec:
     )
 
 
-def _sums(blocks: list[Any], wires: tuple[Wire, ...], strategy: ForceStrategy) -> list[str]:
+def _sums(blocks: list[Any]) -> list[str]:
     """The sums that all blocks can give."""
-    having = [blocks[k] for k in _energy_blocks(blocks, wires)]
+    having = [block for block in blocks if _has_energy(block)]
     names = ["energy", "forces", "stress"]
     if all("energies" in spec_of(b).outputs and "energies" in b.model_config.outputs for b in having):
         names.append("energies")

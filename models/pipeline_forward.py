@@ -15,7 +15,8 @@ from torch import Tensor
 from nvdd.data import Batch
 from nvdd.errors import InputError
 from nvdd.model_config import EdgeLayout
-from nvdd.models.base import ModelOutputs
+from nvdd.models.base import ModelOutputs, spec_of
+from nvdd.neighbors import attach_bonds
 from nvdd.shard_tensor import ShardTensor
 from nvdd.specs import ForceStrategy
 
@@ -79,16 +80,12 @@ def view(data: Batch, block: Any, inputs: Mapping[str, Tensor]) -> Batch:
 
 
 def _set_bonds(batch: Batch) -> None:
-    from nvdd.neighbors import _attach_bonds
-
     numpy = lambda t: t.detach().cpu().numpy()
     shifts = batch.edge_layout.sign * batch.neighbor_list_shifts.to(torch.float64)
-    _attach_bonds(batch, numpy(batch.receivers), numpy(batch.senders), numpy(shifts))
+    attach_bonds(batch, numpy(batch.receivers), numpy(batch.senders), numpy(shifts))
 
 
 def _strategy(block: Any) -> ForceStrategy:
-    from nvdd.models.pipeline import spec_of
-
     return spec_of(block).force_strategy
 
 

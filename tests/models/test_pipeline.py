@@ -61,7 +61,7 @@ class Internal(Coulomb):
         return super().distribution_spec().with_force_strategy(ForceStrategy.MODEL_INTERNAL)
 
 
-class ByGraph(Charges):
+class ByGraph(composed.ChargesWithEnergy):
     def distribution_spec(self, strategy=None):
         return MLIPSpec(DistributionSpec(GraphParallelPolicy()), self.outputs)
 
@@ -126,7 +126,7 @@ WRONG = {
     "no wrapper": (lambda: PipelineModelWrapper([lj(3.0), "lj"]), "block 1 of the pipeline is a str, not a model wrapper"),
     "no spec": (lambda: PipelineModelWrapper([NoSpec()]), r"block 0 \(NoSpec\) declares no distribution_spec"),
     "a pipeline in another": (lambda: PipelineModelWrapper([PipelineModelWrapper([lj(3.0)])]), "put its blocks into this one"),
-    "no energy": (lambda: PipelineModelWrapper([Charges(), Charged(None)], {"charges": (0, "charges")}), "no block but its source"),
+    "no energy": (lambda: PipelineModelWrapper([lj(3.0), Charges()]), r"block 1 \(Charges\) declares no energies or energy"),
     "an input that is predicted": (
         lambda: PipelineModelWrapper([Charges(), Coulomb()]),
         rf"{B} reads 'charges', which {A} predicts: say which it shall have, wires={{'charges': \(0, 'charges'\)}}, or",
