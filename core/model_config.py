@@ -52,6 +52,7 @@ class ModelConfig:
             LAMMPS's ``atom->q``, or another model's.
         system_inputs: names of further per-system inputs, read from ``atoms.info`` (``charge``, ``spin``, ...).
         elements: atomic numbers that the model knows; None if it takes any.
+        pbc: the only periodicity along the three cell vectors for which the model has a meaning; None if it takes any.
         differentiated: of a model that returns both, whether forces are derivatives of ``"energies"`` or, where that
             costs less (sums over all atoms), of the per-system ``"energy"``. Values come from energies in any case.
     """
@@ -64,6 +65,7 @@ class ModelConfig:
     node_inputs: frozenset[str] = frozenset()
     system_inputs: frozenset[str] = frozenset()
     elements: frozenset[int] | None = None
+    pbc: tuple[bool, bool, bool] | None = None
     differentiated: str = "energies"
 
     def __post_init__(self) -> None:

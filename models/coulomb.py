@@ -88,6 +88,7 @@ class CoulombWrapper(torch.nn.Module, BaseModelMixin, ABC):
             autograd_outputs=frozenset({"forces", "stress"}),
             neighbor_config=NeighborConfig(cutoff=self.cutoff),
             node_inputs=frozenset({"charges"}),
+            pbc=(True, True, not self.slab),
             differentiated="energy",
         )
 

@@ -30,7 +30,7 @@ class PMEModelWrapper(CoulombWrapper):
     """Electrostatic energy of point charges by smooth particle mesh Ewald (Essmann et al., J. Chem. Phys. 103 (1995) 8577).
 
     What is computed, and what is asked of charges and periodicity, is as in `EwaldModelWrapper`; time grows as N log N.
-    The default accuracy is lower, 1e-6, since that of a mesh costs more. alpha is ``sqrt(-ln accuracy) / cutoff``, and the
+    The default accuracy is lower, 1e-7, since that of a mesh costs more. alpha is ``sqrt(-ln accuracy) / cutoff``, and the
     spacing of the mesh that at which a wave's nearest alias, weighted, is the accuracy
     (`nvdd.models.ewald_parameters.mesh_spacing`). Forces are exact derivatives of the energy; as in any method with a
     mesh, their sum over all atoms is zero only to the accuracy.
@@ -54,10 +54,10 @@ class PMEModelWrapper(CoulombWrapper):
     def __init__(
         self,
         cutoff: float = 10.0,
-        accuracy: float = 1e-6,
+        accuracy: float = 1e-7,
         alpha: float | None = None,
         mesh_spacing: float | None = None,
-        order: int = 6,
+        order: int = 8,
         slab: bool = False,
         distributed_fft: bool | None = None,
     ) -> None:
@@ -219,10 +219,10 @@ FAMILY = ModelFamily(
     build=build,
     options={
         "cutoff": "A, of pairs in real space (default 10)",
-        "accuracy": "relative, of energies (default 1e-6)",
+        "accuracy": "relative, of energies (default 1e-7)",
         "alpha": "1/A, splitting (default from cutoff and accuracy)",
         "mesh_spacing": "A (default from alpha, order and accuracy)",
-        "order": "of the splines: 4, 6 or 8 (default 6)",
+        "order": "of the splines: 4, 6 or 8 (default 8)",
         "slab": "true for a surface, pbc (T, T, F) (default false)",
         "distributed_fft": "whether ranks share the transform (default by the size of the mesh)",
     },

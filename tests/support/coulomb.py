@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 from ase import Atoms
 from scipy.special import erfc
 
@@ -122,3 +123,57 @@ def ewald(atoms: Atoms, alpha: float, cutoff: float, k_cutoff: float) -> Sum:
     energies += q * background - alpha / np.sqrt(np.pi) * q**2
     virial -= np.eye(3) * background * q.sum()
     return Sum(KE * energies.sum(), KE * energies, KE * forces, KE * virial)
+
+
+def lattice(name: str, a: float = 5.0) -> tuple[Atoms, float]:
+    """The primitive cell of NaCl, CsCl or ZnS with charges of 1 e, and its nearest distance."""
+    from ase.build import bulk
+
+    kind, distance = {
+        "NaCl": ("rocksalt", a / 2),
+        "CsCl": ("cesiumchloride", a * 3**0.5 / 2),
+        "ZnS": ("zincblende", a * 3**0.5 / 4),
+    }[name]
+    atoms = bulk(name, kind, a=a)
+    atoms.set_initial_charges([1.0, -1.0])
+    return atoms, distance
+
+
+def melt(repeat: int = 2, triclinic: bool = True) -> Atoms:
+    """Rattled rock salt, in a triclinic cell with LAMMPS's orientation."""
+    from ase.build import bulk
+
+    atoms = bulk("NaCl", "rocksalt", a=5.64, cubic=True).repeat(repeat)
+    atoms.rattle(0.3, seed=4)
+    if triclinic:
+        shear = np.array([[1.0, 0.0, 0.0], [0.08, 1.03, 0.0], [-0.11, 0.06, 0.97]])
+        atoms.set_cell(atoms.cell.array @ shear, scale_atoms=True)
+    charges = np.random.default_rng(2).normal(size=len(atoms))
+    atoms.set_initial_charges(charges - charges.mean())
+    return atoms
+
+
+def sequence_on_rank(comm: Communicator, model: str, options: dict, steps: list[Atoms]) -> list[dict[str, Any]]:
+    """Runs on each rank: one step after another by one model."""
+    distributed = DistributedModel(WRAPPERS[model](**options), DomainConfig(mesh=comm))
+    found = []
+    for atoms in steps:
+        out = distributed(Batch.from_atoms(atoms), set(WANTED))
+        found.append({"ids": out.ids.numpy(), **{k: v.numpy() for k, v in out.items()}})
+    return found
+
+
+def hessian_on_rank(comm: Communicator, model: str, options: dict, atoms: Atoms) -> np.ndarray:
+    """Runs on each rank: the gradient by positions of the sum of forces times fixed numbers."""
+    batch = Batch.from_atoms(atoms)
+    batch.positions.requires_grad_(True)
+    distributed = DistributedModel(WRAPPERS[model](**options), DomainConfig(mesh=comm))
+    out = distributed(batch, {"forces"}, create_graph=True)
+    weights = torch.from_numpy(directions(len(atoms)))[out.ids]
+    (gradient,) = torch.autograd.grad((out["forces"] * weights).sum(), batch.positions)
+    return gradient.numpy()
+
+
+def directions(n: int) -> np.ndarray:
+    """(n, 3) fixed numbers."""
+    return np.random.default_rng(9).normal(size=(n, 3))
