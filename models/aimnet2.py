@@ -59,7 +59,7 @@ class AIMNet2Wrapper(torch.nn.Module, BaseModelMixin):
         mult: float | str | None = None,
         long_range: str | None = None,
     ) -> None:
-        _check(model)
+        check_module(model)
         super().__init__()
         self.charge, self.mult = _number("charge", charge), _number("mult", mult)
         self.long_range = _long_range(model, long_range)
@@ -162,11 +162,26 @@ class AIMNet2Wrapper(torch.nn.Module, BaseModelMixin):
                 )
 
 
-def _check(model: Any) -> None:
+def import_aimnet() -> None:
+    """Imports aimnet's models, without Warp's banner.
+
+    Raises:
+        MissingDependencyError: aimnet is missing.
+    """
+    from nvdd.models.warp_runtime import warp
+
+    warp()  # else its banner comes when aimnet's kernels are imported
     try:
-        from aimnet.models import AIMNet2
+        import aimnet.models  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(f"AIMNet2 models need aimnet ({sys.executable}): {_INSTALL}") from error
+
+
+def check_module(model: Any) -> None:
+    """Raises InputError unless this is an eager AIMNet2."""
+    import_aimnet()
+    from aimnet.models import AIMNet2
+
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
             "this AIMNet2 model is TorchScript, which hides the steps at which ranks exchange features; take the .pt file of "
@@ -182,7 +197,10 @@ def _long_range(model: Any, given: str | None) -> str | None:
     if given not in (None, "separate"):
         raise InputError(f"aimnet2: long_range={given!r} is not known; write long_range='separate' or leave it out")
     metadata = getattr(model, "_metadata", None) or {}
-    needs = {"Coulomb energy (as with pme, fed by its charges)": "needs_coulomb", "dispersion (as with dftd3)": "needs_dispersion"}
+    needs = {
+        "Coulomb energy (as with pme, fed by its charges)": "needs_coulomb",
+        "dispersion (as with dftd3)": "needs_dispersion",
+    }
     left_out = [what for what, key in needs.items() if metadata.get(key)]
     if left_out and given is None:
         raise InputError(
@@ -208,7 +226,11 @@ def _heads(model: Any) -> tuple[torch.nn.ModuleList, list[Any], Tensor]:
             what = _LONG_RANGE.get(kind)
             raise InputError(
                 f"this AIMNet2 model has a {kind} among its outputs, "
-                + (f"a {what} that reaches beyond its cutoff; take it out, and compose" if what else "which nvdd does not know; use")
+                + (
+                    f"a {what} that reaches beyond its cutoff; take it out, and compose"
+                    if what
+                    else "which nvdd does not know; use"
+                )
                 + (" the model with pme, ewald or dftd3" if what else " a model of energy, shifts, sums and SRCoulomb")
             )
     if not any(head.key_out == "energy" for head in heads):

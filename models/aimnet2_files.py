@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nvdd.errors import InputError
-from nvdd.models.aimnet2 import AIMNet2Wrapper, _check
+from nvdd.models.aimnet2 import AIMNet2Wrapper, check_module, import_aimnet
 from nvdd.models.building import building
 
 # what a file says of its model, as far as nvdd needs it again
@@ -28,13 +28,13 @@ def from_file(path: str, *, dtype: torch.dtype | None = None, **options: Any) ->
     Raises:
         InputError: no such file, one of another kind (TorchScript ``.jpt`` among them); and what the class raises.
     """
-    _import_aimnet()
+    import_aimnet()
     from aimnet.models import load_model
 
     if not os.path.isfile(path):
         raise InputError(f"no AIMNet2 file {path!r} (working directory {os.getcwd()}); nvdd downloads none")
     if path.lower().endswith((".jpt", ".jit")):
-        _check(torch.jit.load(path, map_location="cpu"))
+        check_module(torch.jit.load(path, map_location="cpu"))
     try:
         model, metadata = load_model(path)
         description = torch.load(path, map_location="cpu", weights_only=True)["model_yaml"]
@@ -87,7 +87,7 @@ def configuration(wrapper: AIMNet2Wrapper) -> dict[str, Any]:
 
 def rebuild(description: dict[str, Any], dtype: torch.dtype) -> AIMNet2Wrapper:
     """A wrapper of the same make on the CPU; its weights are random until the file's are loaded."""
-    _import_aimnet()
+    import_aimnet()
     from aimnet.config import build_module
     from aimnet.models.artifact_validation import REGISTRY_IMPORT_POLICY, validate_model_yaml
 
@@ -98,11 +98,3 @@ def rebuild(description: dict[str, Any], dtype: torch.dtype) -> AIMNet2Wrapper:
         )
     model.__dict__["_metadata"] = description["metadata"]
     return AIMNet2Wrapper(model, **description["options"])
-
-
-def _import_aimnet() -> None:
-    try:
-        import aimnet.models  # noqa: F401
-    except ImportError:
-        _check(None)  # raises the error that says what to install
-        raise
