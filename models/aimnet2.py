@@ -20,6 +20,10 @@ from nvdd.specs import MLIPSpec
 
 _INSTALL = "pip install 'aimnet>=0.2.6'"
 _OUTPUTS = {"energy", "energies", "forces", "stress", "stresses", "charges"}
+SCRIPTED = (
+    "this AIMNet2 model is TorchScript (.jpt), which hides the steps at which ranks exchange features; convert it: aimnet "
+    "convert model.jpt config.yaml model.pt"
+)
 # Output modules that add to the energy in ways that are no sum over pairs within the cutoff
 _LONG_RANGE = {"LRCoulomb": "Coulomb energy", "DFTD3": "dispersion", "D3TS": "dispersion"}
 
@@ -59,12 +63,14 @@ class AIMNet2Wrapper(torch.nn.Module, BaseModelMixin):
         mult: float | str | None = None,
         long_range: str | None = None,
     ) -> None:
-        _check(model)
+        check_module(model)
         super().__init__()
         self.charge, self.mult = _number("charge", charge), _number("mult", mult)
         self.long_range = _long_range(model, long_range)
         self.open_shell = model.num_charge_channels == 2
         self.source: dict[str, Any] | None = None
+        metadata = getattr(model, "_metadata", None) or {}
+        self._neutral_only = metadata.get("supports_charged_systems") is False
         # a shallow copy: weights are shared, the module that was given stays as it is
         self.core = copy.copy(model)
         self.core._modules = {**model._modules, "outputs": torch.nn.ModuleDict()}
@@ -124,7 +130,7 @@ class AIMNet2Wrapper(torch.nn.Module, BaseModelMixin):
             "nbmat": rows,
             "mask_i": dummy,
             "mask_ij": rows == n,
-            "charge": self._of_systems(data, ("charge",), self.charge, 0.0),
+            "charge": self._charges(data),
             "mult": self._of_systems(data, ("mult", "spin"), self.mult, 1.0),
             "mol_sizes": sizes,
             "_natom": sizes,
@@ -133,6 +139,15 @@ class AIMNet2Wrapper(torch.nn.Module, BaseModelMixin):
             "_input_padded": torch.tensor(True),
             **kwargs,
         }
+
+    def _charges(self, data: Batch) -> Tensor:
+        charges = self._of_systems(data, ("charge",), self.charge, 0.0)
+        # on a GPU that would cost a synchronisation
+        if self._neutral_only and charges.device.type == "cpu" and charges.any():
+            raise InputError(
+                f"this AIMNet2 model is for neutral systems, and the charges are {charges.tolist()} e; use another model"
+            )
+        return charges
 
     def _of_systems(self, data: Batch, names: tuple[str, ...], fixed: float | None, usual: float) -> Tensor:
         """(n_systems,) of the first of the names that the batch has."""
@@ -162,16 +177,28 @@ class AIMNet2Wrapper(torch.nn.Module, BaseModelMixin):
                 )
 
 
-def _check(model: Any) -> None:
+def import_aimnet() -> None:
+    """Imports aimnet's models, without Warp's banner.
+
+    Raises:
+        MissingDependencyError: aimnet is missing.
+    """
+    from nvdd.models.warp_runtime import warp
+
+    warp()  # else its banner comes when aimnet's kernels are imported
     try:
-        from aimnet.models import AIMNet2
+        import aimnet.models  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(f"AIMNet2 models need aimnet ({sys.executable}): {_INSTALL}") from error
+
+
+def check_module(model: Any) -> None:
+    """Raises InputError unless this is an eager AIMNet2."""
+    import_aimnet()
+    from aimnet.models import AIMNet2
+
     if isinstance(model, torch.jit.ScriptModule):
-        raise InputError(
-            "this AIMNet2 model is TorchScript, which hides the steps at which ranks exchange features; take the .pt file of "
-            "the same model (format 2), which `aimnet` publishes beside the .jpt or makes from a training's weights"
-        )
+        raise InputError(SCRIPTED)
     if not isinstance(model, AIMNet2):
         raise InputError(
             f"nvdd's AIMNet2 wrapper needs an eager aimnet.models.AIMNet2, not a {type(model).__module__}.{type(model).__name__}"
@@ -182,7 +209,10 @@ def _long_range(model: Any, given: str | None) -> str | None:
     if given not in (None, "separate"):
         raise InputError(f"aimnet2: long_range={given!r} is not known; write long_range='separate' or leave it out")
     metadata = getattr(model, "_metadata", None) or {}
-    needs = {"Coulomb energy (as with pme, fed by its charges)": "needs_coulomb", "dispersion (as with dftd3)": "needs_dispersion"}
+    needs = {
+        "Coulomb energy (as with pme, fed by its charges)": "needs_coulomb",
+        "dispersion (as with dftd3)": "needs_dispersion",
+    }
     left_out = [what for what, key in needs.items() if metadata.get(key)]
     if left_out and given is None:
         raise InputError(
@@ -208,7 +238,11 @@ def _heads(model: Any) -> tuple[torch.nn.ModuleList, list[Any], Tensor]:
             what = _LONG_RANGE.get(kind)
             raise InputError(
                 f"this AIMNet2 model has a {kind} among its outputs, "
-                + (f"a {what} that reaches beyond its cutoff; take it out, and compose" if what else "which nvdd does not know; use")
+                + (
+                    f"a {what} that reaches beyond its cutoff; take it out, and compose"
+                    if what
+                    else "which nvdd does not know; use"
+                )
                 + (" the model with pme, ewald or dftd3" if what else " a model of energy, shifts, sums and SRCoulomb")
             )
     if not any(head.key_out == "energy" for head in heads):

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from nvdd.errors import InputError
-from nvdd.models.aimnet2 import AIMNet2Wrapper, _check
+from nvdd.models.aimnet2 import SCRIPTED, AIMNet2Wrapper, import_aimnet
 from nvdd.models.building import building
 
 # what a file says of its model, as far as nvdd needs it again
-_METADATA = ("cutoff", "needs_coulomb", "needs_dispersion", "implemented_species")
+_METADATA = ("cutoff", "needs_coulomb", "needs_dispersion", "implemented_species", "supports_charged_systems")
 
 
 def from_file(path: str, *, dtype: torch.dtype | None = None, **options: Any) -> AIMNet2Wrapper:
@@ -28,13 +28,13 @@ def from_file(path: str, *, dtype: torch.dtype | None = None, **options: Any) ->
     Raises:
         InputError: no such file, one of another kind (TorchScript ``.jpt`` among them); and what the class raises.
     """
-    _import_aimnet()
+    import_aimnet()
     from aimnet.models import load_model
 
     if not os.path.isfile(path):
         raise InputError(f"no AIMNet2 file {path!r} (working directory {os.getcwd()}); nvdd downloads none")
-    if path.lower().endswith((".jpt", ".jit")):
-        _check(torch.jit.load(path, map_location="cpu"))
+    if path.lower().endswith(".jpt"):
+        raise InputError(SCRIPTED)
     try:
         model, metadata = load_model(path)
         description = torch.load(path, map_location="cpu", weights_only=True)["model_yaml"]
@@ -66,8 +66,12 @@ def from_calculator(calculator: Any) -> AIMNet2Wrapper | None:
             f"this AIMNet2 calculator adds {' and '.join(added)} to its model; take the model's file and compose it with "
             "pme or dftd3 (long_range='separate')"
         )
-    fixed = {} if calculator is base else {"charge": calculator.charge or None, "mult": None}
-    return AIMNet2Wrapper(copy.deepcopy(base.model).cpu(), **fixed).eval().requires_grad_(False)
+    if calculator is not base and (calculator.charge != 0 or calculator.mult != 1):
+        raise InputError(
+            f"this AIMNet2ASE has charge={calculator.charge}, mult={calculator.mult} of its own; set atoms.info['charge'] and "
+            "['mult'], which nvdd reads at each call"
+        )
+    return AIMNet2Wrapper(copy.deepcopy(base.model).cpu()).eval().requires_grad_(False)
 
 
 def configuration(wrapper: AIMNet2Wrapper) -> dict[str, Any]:
@@ -87,7 +91,7 @@ def configuration(wrapper: AIMNet2Wrapper) -> dict[str, Any]:
 
 def rebuild(description: dict[str, Any], dtype: torch.dtype) -> AIMNet2Wrapper:
     """A wrapper of the same make on the CPU; its weights are random until the file's are loaded."""
-    _import_aimnet()
+    import_aimnet()
     from aimnet.config import build_module
     from aimnet.models.artifact_validation import REGISTRY_IMPORT_POLICY, validate_model_yaml
 
@@ -98,11 +102,3 @@ def rebuild(description: dict[str, Any], dtype: torch.dtype) -> AIMNet2Wrapper:
         )
     model.__dict__["_metadata"] = description["metadata"]
     return AIMNet2Wrapper(model, **description["options"])
-
-
-def _import_aimnet() -> None:
-    try:
-        import aimnet.models  # noqa: F401
-    except ImportError:
-        _check(None)  # raises the error that says what to install
-        raise

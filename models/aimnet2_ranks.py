@@ -50,7 +50,9 @@ def convolve(original: Callable, self: Any, data: dict[str, Tensor], a: Tensor) 
         gathered = conv_sv_2d_sp(a, rows, geometry, padding_value=len(a) - 1, num_centers=n_owned)
     else:
         neighbours = a.index_select(0, rows.flatten()).unflatten(0, rows.shape)
-        gathered = torch.einsum("...mag,...mgd->...agd" if self.d2features else "...ma,...mgd->...agd", neighbours, geometry)
+        gathered = torch.einsum(
+            "...mag,...mgd->...agd" if self.d2features else "...ma,...mgd->...agd", neighbours, geometry
+        )
     return self._finish_convolution(data, gathered, 1)
 
 
