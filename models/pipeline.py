@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -261,7 +262,17 @@ def _composed_config(blocks: list[Any], wires: tuple[Wire, ...], spec: MLIPSpec)
         node_inputs=own("node_inputs"),
         system_inputs=own("system_inputs"),
         elements=_common_elements(blocks),
+        pbc=_common_pbc(blocks),
     )
+
+
+def _common_pbc(blocks: list[Any]) -> tuple[bool, bool, bool] | None:
+    asked = [(k, b.model_config.pbc) for k, b in enumerate(blocks) if b.model_config.pbc is not None]
+    for (i, one), (j, other) in pairwise(asked):
+        if one != other:
+            names = block_name(i, blocks[i]), block_name(j, blocks[j])
+            raise InputError(f"{names[0]} is for pbc {one} only, {names[1]} for {other}: no structure suits both")
+    return asked[0][1] if asked else None
 
 
 def _common_elements(blocks: list[Any]) -> frozenset[int] | None:

@@ -53,6 +53,27 @@ def test_parity(ranks, world_size, name):
     check(ranks, world_size, name, parity.structure(CASES[name]), skin=0.5 if world_size % 2 else 1.0)
 
 
+# aimnet takes each process seconds to import
+FAMILIES = [
+    pytest.param(n, name, marks=pytest.mark.slow if (n, name) == (4, "aimnet2 + pme") else ())
+    for n in RANKS
+    for name in ("mace + ewald", "mace + d3", "sevennet + d3", "aimnet2 + pme")
+]
+
+
+@pytest.mark.parametrize("world_size,name", FAMILIES)
+def test_families(ranks, world_size, name):
+    """Networks with dispersion and electrostatics; of AIMNet2's charges the forces, too."""
+    check(ranks, world_size, name, charged(name), skin=0.5)
+
+
+def charged(name: str):
+    atoms = parity.structure("silica unwrapped").copy()
+    if name == "mace + ewald":
+        atoms.set_initial_charges(np.where(atoms.numbers == 14, 1.2, -1.1))
+    return atoms
+
+
 @pytest.mark.parametrize("skin", (0.0, 1.0))
 @pytest.mark.parametrize("name", ("lj + lj", "wired to two"))
 def test_skin(ranks, name, skin):
@@ -86,10 +107,10 @@ def test_several_systems(ranks, world_size, name):
     composed.assert_equal(ranks.run(world_size, composed.on_rank, name, atoms, sorted(expected), {}), expected)
 
 
-@pytest.mark.parametrize("name", ("mace + positions", "wired to two", "direct + lj"))
+@pytest.mark.parametrize("name", ("mace + positions", "wired to two", "direct + lj", "aimnet2 + pme", "mace + ewald"))
 def test_stress_by_finite_differences(name):
     """Of the energies of all blocks; a stress that a block predicts is that block's."""
-    atoms = parity.structure("silica unwrapped" if "mace" in name else "triclinic").copy()
+    atoms = charged(name) if "mace" in name or "aimnet2" in name else parity.structure("triclinic").copy()
     found = DistributedModel(composed.pipeline(name))(Batch.from_atoms(atoms), {"stress"})["stress"][0].numpy()
     model = composed.PipelineModelWrapper([composed.lj(6.0)]) if name == "direct + lj" else composed.pipeline(name)
     if name == "direct + lj":

@@ -32,7 +32,9 @@ from nvdd import (
     dispatch_trace,
 )
 from nvdd.communicator import Communicator
+from nvdd.models.ewald import EwaldModelWrapper
 from nvdd.models.lj import LennardJonesModelWrapper
+from nvdd.models.pme import PMEModelWrapper
 from nvdd.neighbors import attach_neighbors
 
 PER_NODE = OutputSpec(OutputKind.PER_NODE)
@@ -170,6 +172,10 @@ PIPELINES: dict[str, Any] = {
     "wired, halo read": lambda: PipelineModelWrapper(
         [Charges(policy="halo_correction"), Coulomb(policy=toys.POLICIES["halo_correction"])], _shared()
     ),
+    "mace + ewald": lambda: PipelineModelWrapper([parity.wrapper("mace"), EwaldModelWrapper(cutoff=6.0)]),
+    "mace + d3": lambda: PipelineModelWrapper([parity.wrapper("mace"), parity.wrapper("dftd3")]),
+    "sevennet + d3": lambda: PipelineModelWrapper([parity.wrapper("7net-0/float64"), parity.wrapper("dftd3-zero")]),
+    "aimnet2 + pme": lambda: PipelineModelWrapper([parity.wrapper("aimnet2"), PMEModelWrapper(cutoff=6.0)], _shared()),
     "wired, fixed": lambda: PipelineModelWrapper([Charges(), Coulomb()], {"charges": (0, "charges", "fixed")}),
 }  # fmt: skip
 
