@@ -11,9 +11,12 @@ from ase import Atoms
 
 import composed
 import lammps_parity
-from builders import random_mace
+import parity
+from builders import random_aimnet2, random_mace
 from lammps_parity import Job
 from nvdd.models import load
+from nvdd.models.aimnet2 import AIMNet2Wrapper
+from nvdd.models.pme import PMEModelWrapper
 from nvdd_ase import NVDDCalculator
 from nvdd_lammps import NVDDUnified, export_model
 from nvdd_lammps.model_file import load_file, read_meta
@@ -30,9 +33,14 @@ JOBS = {
     "mace + positions": Job("mace + positions.pkl", "quartz unit", NVE, stress_atom=False),
     "wired to two": Job("wired to two.pkl", "quartz unit", NVE, stress_atom=False),
     "direct + lj": Job("direct + lj.pkl", "quartz unit", NVE, stress_atom=False),
-    "charges of atoms": Job("charges of atoms.pkl", "charged", CHARGED, style="charge"),
+    "mace + d3": Job("mace + d3", "quartz unit", NVE),
+    "mace + ewald, charges of atoms": Job("mace + ewald", "charged", CHARGED, style="charge", stress_atom=False),
 }
-composed.PIPELINES["charges of atoms"] = lambda: composed.PipelineModelWrapper([composed.lj(5.0), composed.Coulomb()])
+# aimnet takes each process seconds to import
+SLOW = {"aimnet2 + pme": Job("aimnet2 + pme.pkl", "quartz unit", NVE, stress_atom=False)}
+composed.PIPELINES["aimnet2 + pme"] = lambda: composed.PipelineModelWrapper(
+    [AIMNet2Wrapper(random_aimnet2(), charge=0.0), PMEModelWrapper(cutoff=6.0)], {"charges": (0, "charges")}
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +48,10 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sums")
     torch.save(random_mace(), folder / "mace.model")
     export_model(f"mace:{folder / 'mace.model'} + lj", folder / "mace + lj.nvdd", options=[None, LJ])
-    for job in JOBS.values():
+    export_model(f"mace:{folder / 'mace.model'} + ewald", folder / "mace + ewald.nvdd", options={"ewald.cutoff": 6.0})
+    d3 = dict(parity.DFTD3["dftd3"])
+    export_model(f"mace:{folder / 'mace.model'} + dftd3:{d3.pop('functional')}", folder / "mace + d3.nvdd", options=[None, d3])
+    for job in (*JOBS.values(), *SLOW.values()):
         if job.model.endswith(".pkl"):
             unified = NVDDUnified(composed.pipeline(job.model.removesuffix(".pkl")), {"elements": ["O", "Si"]})
             (folder / job.model).write_bytes(pickle.dumps(unified))
@@ -55,18 +66,34 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=(1, 2), ids="{} ranks".format)
 def found(request, folder):
-    jobs = {name: Job(**vars(job) | {"model": job.model.replace(" ", "_")}) for name, job in JOBS.items()}
-    for job in JOBS.values():  # decks have no names with spaces
+    return run(JOBS, request.param, folder)
+
+
+def run(jobs, n, folder):
+    for job in jobs.values():  # decks have no names with spaces
         for suffix in ("", ".nvdd"):
             file = folder / f"{job.model}{suffix}"
             if file.exists():
                 file.with_name(file.name.replace(" ", "_")).write_bytes(file.read_bytes())
-    return lammps_parity.run(jobs, request.param, folder)
+    jobs = {name: Job(**vars(job) | {"model": job.model.replace(" ", "_")}) for name, job in jobs.items()}
+    return lammps_parity.run(jobs, n, folder)
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_equals_the_blocks(found, name):
-    result, job = found[name], JOBS[name]
+    compare(found[name], JOBS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", (1, 2))
+def test_predicted_charges(folder, n):
+    """AIMNet2's charges in PME, in LAMMPS."""
+    found = run(SLOW, n, folder)
+    for name, job in SLOW.items():
+        compare(found[name], job)
+
+
+def compare(result, job):
     assert "error" not in result, result["error"]
     numbers = np.array([14, 8])[result["type"] - 1]
     atoms = Atoms(numbers, result["x"], cell=result["cell"], pbc=result["pbc"])
