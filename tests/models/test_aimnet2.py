@@ -86,7 +86,7 @@ def test_equals_aimnets_own_code(channels, short_range):
         np.testing.assert_allclose(mine[name].numpy(), value, rtol=0, atol=1e-12 * np.abs(value).max(), err_msg=name)
     owner = np.repeat([0, 1, 2], list(map(len, systems)))
     totals = np.bincount(owner, wanted["charges"])
-    np.testing.assert_allclose(totals, [1, -2, 0.5], atol=1e-3)  # up to aimnet's epsilon
+    np.testing.assert_allclose(totals, [1, -2, 0.5], atol=5e-3)  # up to aimnet's epsilon
     assert np.abs(wanted["charges"]).max() > 0.05 and np.abs(wanted["forces"]).max() > 0.1
 
 

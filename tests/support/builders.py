@@ -180,6 +180,8 @@ def make_batch(wrapper: Any, systems: Atoms | list[Atoms], dtype: torch.dtype | 
         cell=batch.cell,
         pbc=batch.pbc,
         batch=batch.batch,
+        node_fields=batch.node_fields,
+        system_fields=batch.system_fields,
         neighbor_list=torch.tensor(np.concatenate(pairs)),
         neighbor_list_shifts=torch.tensor(np.concatenate(shifts)),
         edge_vectors=leaf,
