@@ -57,6 +57,8 @@ _PUBLIC = {
     "DomainConfig": "nvdd.config",
     "StrategyKind": "nvdd.config",
     "DistributedModel": "nvdd.runtime.model",
+    "DistributedPipelineModel": "nvdd.runtime.pipeline",
+    "PipelineModelWrapper": "nvdd.models.pipeline",
     "AdapterRegistry": "nvdd.adapters",
     "AdapterStatus": "nvdd.adapters",
     "AllReduceSum": "nvdd.adapters",

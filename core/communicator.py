@@ -179,6 +179,7 @@ class Communicator:
             return value.clone()
         for trace in active_traces():
             trace.reductions[site or op] += 1
+            trace.bytes_reduced += value.numel() * value.element_size()
         staged = self.backend != "nccl" and value.device.type != "cpu"
         out = (
             value.detach().to("cpu", copy=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvdd.model_config import EdgeLayout
+from nvdd.model_config import ALIASES, EdgeLayout
 
 # ASE names of per-atom arrays that have a place of their own in AtomicData
 _OWN_ARRAYS = ("positions", "numbers")
@@ -138,8 +138,8 @@ class Batch:
         bond_of_edge: (E,) row of each edge's undirected bond.
         edge_of_bond: (n_bonds,) the edge that stands for each bond.
 
-    Further inputs (``charge``, ``initial_charges``, ...) are attributes too; ``node_fields`` and
-    ``system_fields`` list their names. Under domain decomposition a wrapper gets a Batch of the atoms that its
+    Further inputs (``charge``, ``charges``, ...) are attributes too; ``node_fields`` and ``system_fields`` list their
+    names. ``charges`` are also ASE's ``initial_charges``. Under domain decomposition a wrapper gets a Batch of the atoms that its
     rank owns, with index tensors that carry the partition; its code is the same.
     """
 
@@ -178,10 +178,11 @@ class Batch:
         self.edge_of_bond: Tensor | None = None
 
     def __getattr__(self, name: str) -> Tensor:
-        for fields in ("node_fields", "system_fields"):
-            values = self.__dict__.get(fields)
-            if values is not None and name in values:
-                return values[name]
+        for called in (name, ALIASES.get(name)):
+            for fields in ("node_fields", "system_fields"):
+                values = self.__dict__.get(fields)
+                if values is not None and called in values:
+                    return values[called]
         raise AttributeError(
             f"this Batch has no field {name!r}; it has {sorted([*self.__dict__.get('node_fields', ()), *self.__dict__.get('system_fields', ())])}. "
             "A wrapper names the further inputs that it reads in ModelConfig(node_inputs=, system_inputs=)."
@@ -239,10 +240,13 @@ class Batch:
         virial and per-atom virial come from one derivative.
         """
         if self._edge_vectors is None:
-            shifts = self._edges("neighbor_list_shifts").to(self.positions.dtype)
-            cells = self.cell.to(self.positions.dtype)[self.batch[self.receivers]]
+            shifts, cell = self._edges("neighbor_list_shifts").to(self.positions.dtype), self.cell.to(self.positions.dtype)
             difference = self.positions[self.senders] - self.positions[self.receivers]
-            self._edge_vectors = self.edge_layout.sign * difference + torch.einsum("ei,eij->ej", shifts, cells)
+            if self.n_systems == 1:  # no cell for each edge
+                images = shifts @ cell[0]
+            else:
+                images = torch.einsum("ei,eij->ej", shifts, cell[self.batch[self.receivers]])
+            self._edge_vectors = self.edge_layout.sign * difference + images
         return self._edge_vectors
 
     def zero_positions(self, dtype: torch.dtype | None = None) -> Tensor:

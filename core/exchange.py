@@ -46,6 +46,17 @@ class _Fold(Function):
         return _Fetch.apply(grad, ctx.plan, "fetch of " + ctx.site), None, None
 
 
+class _Redistribute(Function):
+    @staticmethod
+    def forward(ctx, rows: Tensor, send_counts, recv_counts, comm: Communicator, site: str) -> Tensor:
+        ctx.arguments = recv_counts, send_counts, comm, "adjoint of " + site
+        return comm.exchange(rows, send_counts, recv_counts, site)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return _Redistribute.apply(grad.contiguous(), *ctx.arguments), None, None, None, None
+
+
 class _AllReduce(Function):
     @staticmethod
     def forward(ctx, partial: Tensor, comm: Communicator, site: str) -> Tensor:
@@ -128,6 +139,21 @@ def fold_extremum(padded: Tensor, plan: ExchangePlan, op: str, site: str) -> Ten
     back = plan.comm.exchange(padded[plan.n_owned :], plan.recv_counts, plan.send_counts, site)
     at = plan.send_index.view(-1, *[1] * (back.dim() - 1)).expand_as(back)
     return padded[: plan.n_owned].scatter_reduce(0, at, back, op)
+
+
+def redistribute(
+    rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], comm: Communicator, site: str
+) -> Tensor:
+    """Rows to the ranks that get them, in the order of these ranks; its adjoint sends them back.
+
+    Args:
+        rows: (sum(send_counts), ...).
+        send_counts, recv_counts: rows to and from each rank; none to oneself.
+
+    Returns:
+        (sum(recv_counts), ...) rows in the order of the ranks that sent them.
+    """
+    return _Redistribute.apply(rows, send_counts, recv_counts, comm, site)
 
 
 def gather_shares(share: Tensor, comm: Communicator, site: str) -> Tensor:

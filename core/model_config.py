@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+# per-atom input of models -> what ASE calls it
+ALIASES = {"charges": "initial_charges"}
+
 
 class NeighborListFormat(str, Enum):
     """How a model takes its neighbours."""
@@ -45,9 +48,13 @@ class ModelConfig:
             ``forward`` need not return them.
         autograd_inputs: what the energy is differentiated by.
         neighbor_config: cutoff and format of the neighbours.
-        node_inputs: names of further per-atom inputs, read from ``atoms.arrays`` (``initial_charges``, ...).
+        node_inputs: names of further per-atom inputs, read from ``atoms.arrays``; ``charges`` are the initial charges of ASE,
+            LAMMPS's ``atom->q``, or another model's.
         system_inputs: names of further per-system inputs, read from ``atoms.info`` (``charge``, ``spin``, ...).
         elements: atomic numbers that the model knows; None if it takes any.
+        pbc: the only periodicity along the three cell vectors for which the model has a meaning; None if it takes any.
+        differentiated: of a model that returns both, whether forces are derivatives of ``"energies"`` or, where that
+            costs less (sums over all atoms), of the per-system ``"energy"``. Values come from energies in any case.
     """
 
     outputs: frozenset[str] = frozenset({"energy", "energies", "forces", "stress", "stresses"})
@@ -58,6 +65,8 @@ class ModelConfig:
     node_inputs: frozenset[str] = frozenset()
     system_inputs: frozenset[str] = frozenset()
     elements: frozenset[int] | None = None
+    pbc: tuple[bool, bool, bool] | None = None
+    differentiated: str = "energies"
 
     def __post_init__(self) -> None:
         unknown = set(self.active_outputs) - set(self.outputs)
@@ -65,6 +74,8 @@ class ModelConfig:
             raise ValueError(
                 f"ModelConfig: active_outputs {sorted(unknown)} are not among outputs {sorted(self.outputs)}"
             )
+        if self.differentiated not in ("energies", "energy"):
+            raise ValueError(f"ModelConfig: differentiated must be 'energies' or 'energy', got {self.differentiated!r}")
 
 
 @dataclass(frozen=True)

@@ -126,11 +126,12 @@ def attach_neighbors(batch: Batch, cutoff: float, layout: EdgeLayout | None = No
     batch.neighbor_list_shifts = torch.from_numpy(np.concatenate(shifts)).to(batch.device)
     batch.edge_layout = layout
     batch._edge_vectors = None
-    _attach_bonds(batch, np.concatenate(receivers), np.concatenate(senders), layout.sign * np.concatenate(shifts))
+    attach_bonds(batch, np.concatenate(receivers), np.concatenate(senders), layout.sign * np.concatenate(shifts))
     return batch
 
 
-def _attach_bonds(batch: Batch, receiver: np.ndarray, sender: np.ndarray, shift: np.ndarray) -> None:
+def attach_bonds(batch: Batch, receiver: np.ndarray, sender: np.ndarray, shift: np.ndarray) -> None:
+    """Sets reverse edges and bonds of the batch's edges, (E,), (E,) and their images (E, 3) in the core's convention."""
     forward = np.column_stack([receiver, sender, np.rint(shift).astype(np.int64)])
     backward = np.column_stack([sender, receiver, -np.rint(shift).astype(np.int64)])
     order, back = np.lexsort(forward.T), np.lexsort(backward.T)

@@ -85,12 +85,27 @@ class ExchangePlan:
         """
         sent = owned[self.send_index]
         number = owned.cumsum(0) - 1
-        index = number[self.send_index[sent]]
+        return self._subset(int(owned.sum()), halo, number[self.send_index[sent]], sent, kind)
+
+    def restrict(self, halo: Tensor) -> ExchangePlan:
+        """The plan of all owned rows and of the halo rows where ``halo`` (n_halo,) bool holds; collective.
+
+        The owners are told in one message which of their rows this rank still reads.
+        """
+        flags = halo.to(self.comm.device if self.comm.backend == "nccl" else "cpu", torch.uint8)
+        read = self.comm.exchange(
+            flags, self.recv_counts, self.send_counts, f"rows read of {self.kind}", setup=True
+        )
+        read = read.to(self.send_index.device).bool()
+        return self._subset(self.n_owned, halo, self.send_index[read], read, self.kind)
+
+    def _subset(self, n_owned: int, halo: Tensor, index: Tensor, sent: Tensor, kind: str) -> ExchangePlan:
+        """Of the rows sent those where ``sent`` holds, with their new numbers ``index``; ``halo`` as in `select`."""
         boundary, slot = torch.unique(index, return_inverse=True)
         count = lambda mask, counts: [int(m.sum()) for m in mask.split(list(counts))] if counts else []
         return ExchangePlan(
             self.comm,
-            int(owned.sum()),
+            n_owned,
             int(halo.sum()),
             index,
             tuple(count(sent, self.send_counts)),

@@ -36,12 +36,14 @@ class DispatchTrace:
         fired: (op, handler) -> how often the handler ran.
         exchanges: halo exchanges (fetches, folds, forces), in order.
         reductions: sums, maxima, ... over ranks by what they were for.
+        bytes_reduced: size of the values that this rank gave to these; what travels is up to twice as much.
         setup: messages that build a plan, sent only when the neighbour list is rebuilt.
     """
 
     fired: Counter = field(default_factory=Counter)
     exchanges: list[ExchangeRecord] = field(default_factory=list)
     reductions: Counter = field(default_factory=Counter)
+    bytes_reduced: int = 0
     setup: Counter = field(default_factory=Counter)
 
     @property

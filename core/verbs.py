@@ -87,6 +87,9 @@ def refresh_neighbors(x: Tensor, pad: bool = False) -> Tensor:
         _check_atoms(x, meta, "refresh_neighbors")
         if meta.fetches and not pad:
             return x
+        for known, version, rows in meta.known:  # an input, whose halo rows each rank has
+            if known is x and version == x._version:
+                return promote(rows, Role.PADDED, meta)
     _check_crosses(meta, "refresh_neighbors")
     return promote(fetch(to_local(x)[: meta.n_owned], meta.plan, "refresh of neighbours"), Role.PADDED, meta)
 

@@ -16,8 +16,8 @@ import torch
 
 import nvdd
 from nvdd.errors import InputError
+from nvdd.models import composed, registry
 from nvdd.models import configuration as configurations
-from nvdd.models import registry
 from nvdd.specs.serialize import spec_to_json
 from nvdd_lammps.model_file import DTYPES, FORMAT, SUFFIX, Envelope, cutoff_of, declared_spec, load_bytes, versions
 from nvdd_lammps.model_probe import Probe, probe, refuse_difference
@@ -28,7 +28,7 @@ def export_model(
     model: str,
     path: str | os.PathLike,
     *,
-    options: dict[str, Any] | None = None,
+    options: Any = None,
     dtype: str | torch.dtype | None = None,
     elements: Sequence[str] | None = None,
     allow_pickle: bool = False,
@@ -36,9 +36,10 @@ def export_model(
     """Writes a model for LAMMPS, after proving that the file gives the same energy and forces.
 
     Args:
-        model: as in ASE: ``"sevenn:7net-0"``, ``"mace:my.model"``, ``"lj"``, ``"py:my_module:make"``.
+        model: as in ASE: ``"sevenn:7net-0"``, ``"mace:my.model"``, ``"lj"``, ``"py:my_module:make"``, or a sum of such:
+            ``"mace:my.model + lj"``.
         path: the file; its name ends in ``.nvdd``.
-        options: options of the model.
+        options: options of the model; of a sum a list, one mapping for each block.
         dtype: ``"float32"`` or ``"float64"``; None for the model's own.
         elements: chemical symbols that a deck may map its atom types to; None for all that the model knows.
         allow_pickle: where the model can't be rebuilt from a configuration, put the pickled module into the file.
@@ -51,18 +52,18 @@ def export_model(
             that can't be rebuilt, with the reason; one that comes out different.
         MissingDependencyError: the family's package is not installed.
     """
-    path, options = Path(path), dict(options or {})
+    path, options = Path(path), composed.normal_options(model, options)
     if path.suffix != SUFFIX:
         raise InputError(f"{path}: the name of a model file must end in {SUFFIX}, by which LAMMPS knows how to read it")
     if not path.parent.is_dir():
         raise InputError(f"{path}: the folder {path.parent} does not exist")
     wrapper = registry.load(model, dtype=_torch_dtype(dtype), **options)
     wrapper = wrapper.cpu().eval().requires_grad_(False)
-    family = model.partition(":")[0]
+    family = configurations.PIPELINE if composed.is_composed(model) else model.partition(":")[0]
     meta = {
         "format": FORMAT,
         "nvdd": nvdd.__version__,
-        "packages": versions(family),
+        "packages": versions(model),
         "model": model,
         "family": family,
         "options": _plain_options(options),

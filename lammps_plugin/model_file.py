@@ -29,6 +29,7 @@ import torch
 import nvdd
 from nvdd.errors import InputError
 from nvdd.models import configuration as configurations
+from nvdd.models.composed import families_of
 from nvdd.specs import MLIPSpec
 from nvdd.specs.serialize import spec_from_json
 
@@ -178,14 +179,14 @@ def _rebuilt(meta: dict[str, Any], entries: dict[str, bytes]) -> Any:
     except Exception as error:  # a model's package fails in its own ways when it is not as it was
         raise InputError(
             f"{meta['model']} can't be rebuilt from its configuration ({type(error).__name__}: {error}); the file was "
-            f"written with {_list(meta['packages'])}, here are {_list(versions(meta['family']))}"
+            f"written with {_list(meta['packages'])}, here are {_list(versions(meta['model']))}"
         ) from error
     unexpected = [name for name in unexpected if not _TRACED.search(name)]
     if missing or unexpected:
         raise InputError(
             f"the weights of {meta['model']} are not those of the model that its configuration makes (missing: "
             f"{', '.join(missing) or 'none'}; unexpected: {', '.join(unexpected) or 'none'}); the file was written "
-            f"with {_list(meta['packages'])}, here are {_list(versions(meta['family']))}"
+            f"with {_list(meta['packages'])}, here are {_list(versions(meta['model']))}"
         )
     return wrapper
 
@@ -194,7 +195,7 @@ def _unpickled(meta: dict[str, Any], entries: dict[str, bytes]) -> Any:
     warnings.warn(
         f"{meta['model']} was exported with --allow-pickle: loading it executes code from the file", stacklevel=4
     )
-    if meta["family"] == "mace":
+    if "mace" in families_of(meta["model"]):
         import mace  # noqa: F401  before e3nn
     try:
         return torch.load(io.BytesIO(entries["model.pkl"]), map_location="cpu", weights_only=False)
@@ -233,12 +234,12 @@ def cutoff_of(wrapper: Any) -> float:
     return neighbors.cutoff
 
 
-def versions(family: str) -> dict[str, str]:
-    """Distribution -> version, of torch and what the family needs."""
+def versions(model: str) -> dict[str, str]:
+    """Distribution -> version, of torch and what the model's families need."""
     from importlib import metadata
 
     found = {"torch": torch.__version__}
-    for name in _PACKAGES.get(family, ()):
+    for name in dict.fromkeys(name for family in families_of(model) for name in _PACKAGES.get(family, ())):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

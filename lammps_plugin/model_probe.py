@@ -47,6 +47,8 @@ def probe(wrapper: Any, elements: Sequence[str]) -> Probe:
     from nvdd.runtime.model import DistributedModel
 
     atoms = structure(elements)
+    if wrapper.model_config.pbc is not None:
+        atoms.pbc = wrapper.model_config.pbc
     for name in wrapper.model_config.node_inputs:  # charges: LAMMPS has no others
         atoms.set_array(name, np.linspace(-1.0, 1.0, len(atoms)))
     out = DistributedModel(wrapper, DomainConfig())(Batch.from_atoms(atoms), ("energy", "forces"))

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from nvdd.errors import InputError
-from nvdd.models import registry
+from nvdd.models import composed, registry
 from nvdd.models.base import BaseModelMixin
 
+PIPELINE = "pipeline"  # stands for the family of a sum of models
 _PICKLE = "or export it with allow_pickle (--allow-pickle), which puts the module itself into the file"
 
 
@@ -24,6 +25,8 @@ def describe(model: str, wrapper: Any, options: dict[str, Any]) -> dict[str, Any
     Raises:
         InputError: the model can't be described; the message has the reason.
     """
+    if composed.is_composed(model):
+        return _describe_sum(model, wrapper, options)
     family, _, path = model.partition(":")
     if family == "py":
         module, _, attribute = path.partition(":")
@@ -38,6 +41,29 @@ def describe(model: str, wrapper: Any, options: dict[str, Any]) -> dict[str, Any
     return entry.configuration(wrapper)
 
 
+def _describe_sum(model: str, wrapper: Any, options: dict[str, Any]) -> dict[str, Any]:
+    blocks = []
+    given = composed.normal_options(model, options)[composed.BLOCKS]
+    for part, block, mine in zip(composed.parts(model), wrapper.composed_of, given, strict=True):
+        mine = {key: value for key, value in mine.items() if key != composed.WIRES}
+        dtype = str(block.dtype).removeprefix("torch.")
+        described = describe(part, block, mine)
+        blocks.append({"family": part.partition(":")[0], "dtype": dtype, "configuration": described})
+    wires = [[w.target, w.input, w.source, w.output, *(["fixed"] if w.fixed else [])] for w in wrapper.wires]
+    return {"blocks": blocks, "wires": wires}
+
+
+def _rebuild_sum(configuration: dict[str, Any]) -> Any:
+    from nvdd.models.pipeline import PipelineModelWrapper
+
+    blocks = [rebuild(b["family"], b["configuration"], getattr(torch, b["dtype"])) for b in configuration["blocks"]]
+    # an input that has no wire here had none before
+    configs = [block.model_config for block in blocks]
+    wires: dict[Any, Any] = {(k, name): None for k, c in enumerate(configs) for name in c.node_inputs | c.system_inputs}
+    wires |= {(target, name): tuple(source) for target, name, *source in configuration["wires"]}
+    return PipelineModelWrapper(blocks, wires)
+
+
 def rebuild(family: str, configuration: dict[str, Any], dtype: torch.dtype) -> Any:
     """A wrapper on the CPU, for inference, whose weights are not loaded yet.
 
@@ -48,6 +74,8 @@ def rebuild(family: str, configuration: dict[str, Any], dtype: torch.dtype) -> A
         InputError: an unknown family, a module that can't be imported, or whose attribute makes no wrapper.
         MissingDependencyError: the family's package is not installed.
     """
+    if family == PIPELINE:
+        return _rebuild_sum(configuration).eval().requires_grad_(False)
     if family == "py":
         model = f"py:{configuration['module']}:{configuration['attribute']}"
         _declared_wrapper(model)

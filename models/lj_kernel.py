@@ -10,14 +10,12 @@ A directed edge gives u/2 to its receiver.
 """
 # No `from __future__ import annotations` here: Warp reads the annotations of kernels as objects.
 
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 
 import torch
 from torch import Tensor
+
+from nvdd.models.warp_runtime import launch, warp
 
 
 @torch.library.custom_op("nvdd::lj_energies", mutates_args=())
@@ -171,9 +169,7 @@ def _launch(order: int, pair: tuple, weights=None, tangents=None, by_edge=None, 
         array(tangents, vec3),
     ]
     outputs = [array(by_edge, real), array(by_vector, vec3)]
-    stream = wp.stream_from_torch(torch.cuda.current_stream(device)) if device.type == "cuda" else None
-    with _quiet():  # the first launch on a device compiles
-        wp.launch(kernel, n_edges, inputs, outputs, device=wp.device_from_torch(device), stream=stream)
+    launch(kernel, n_edges, inputs, outputs, device)
 
 
 @cache
@@ -184,7 +180,7 @@ def _kernel(dtype: torch.dtype) -> tuple:
     """
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"nvdd::lj_energies takes float32 or float64 vectors, got {dtype}")
-    wp = _warp()
+    wp = warp()
     real, vec3 = (wp.float32, wp.vec3f) if dtype == torch.float32 else (wp.float64, wp.vec3d)
     module = wp.get_module(f"{__name__}.{str(dtype).removeprefix('torch.')}")
 
@@ -247,43 +243,3 @@ def _kernel(dtype: torch.dtype) -> tuple:
             by_vector[edge] = weights[receiver] * (du * tangents[edge] + real(2.0) * ddu * along * d)
 
     return wp, real, vec3, lennard_jones
-
-
-@cache
-def _warp():
-    """The module ``warp``, initialised without its banner, and without complaints where there is no GPU."""
-    import warp as wp
-
-    with _quiet():
-        if torch.cuda.is_available():
-            wp.init()
-            return wp
-        # Warp's C++ writes about it to file descriptor 2: hold back what comes there, pass on all else
-        with tempfile.TemporaryFile() as held:
-            stderr = os.dup(2)
-            os.dup2(held.fileno(), 2)
-            try:
-                wp.init()
-            finally:
-                os.dup2(stderr, 2)
-                os.close(stderr)
-                held.seek(0)
-                for line in held:
-                    if not line.startswith(b"Warp CUDA "):
-                        os.write(2, line)
-    return wp
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Warp without its notices ("module loaded in ..."); the user's setting is back afterwards."""
-    import warp.config as config
-
-    # newer Warp has log_level in place of quiet
-    name, value = ("log_level", 30) if hasattr(config, "log_level") else ("quiet", True)
-    before = getattr(config, name)
-    setattr(config, name, value)
-    try:
-        yield
-    finally:
-        setattr(config, name, before)

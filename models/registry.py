@@ -8,17 +8,22 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any
 
 from nvdd.errors import InputError, MissingDependencyError
+from nvdd.models import composed
 
 _BUILTIN = {
+    "aimnet2": "nvdd.models.aimnet2:FAMILY",
+    "dftd3": "nvdd.models.dftd3:FAMILY",
+    "ewald": "nvdd.models.ewald:FAMILY",
     "lj": "nvdd.models.lj:FAMILY",
     "mace": "nvdd.models.mace:FAMILY",
+    "pme": "nvdd.models.pme:FAMILY",
     "sevenn": "nvdd.models.sevenn:FAMILY",
 }
 
@@ -80,26 +85,36 @@ def families() -> dict[str, ModelFamily]:
 
 
 def load(model: str, *, dtype: Any = None, **options: Any) -> Any:
-    """Builds a wrapper from ``"family:checkpoint"``, ``"family"`` or ``"py:module:attribute"``.
+    """Builds a wrapper from ``"family:checkpoint"``, ``"family"`` or ``"py:module:attribute"``, or a sum of such.
 
     Args:
-        model: for example ``"sevenn:7net-0"``, ``"mace:path.model"``, ``"lj"``, ``"py:my_module:my_factory"``.
+        model: for example ``"sevenn:7net-0"``, ``"mace:path.model"``, ``"lj"``, ``"py:my_module:my_factory"``; blocks of
+            a sum have `` + `` between them: ``"mace:path.model + lj"``.
         dtype: torch.dtype of the weights; None for the model's own.
-        options: given to the family's builder or the factory.
+        options: given to the family's builder or the factory. Of a sum: ``block_options=[{...}, {...}]``, or keys with the
+            block before them (`nvdd.models.composed.normal_options`).
 
     Raises:
         InputError: unknown family, missing module or attribute.
         MissingDependencyError: the family's package is not installed.
     """
     check(model, options)
+    if composed.is_composed(model):
+        return composed.load(model, dtype, options)
     family, _, checkpoint = model.partition(":")
     if family == "py":
         return _load_user_model(model, dtype, options)
     return families()[family].build(checkpoint or None, dtype=dtype, **options)
 
 
-def check(model: str, options: Iterable[str] = ()) -> None:
-    """What can be said of ``load(model, **options)`` without building anything; raises what it would raise."""
+def check(model: str, options: Iterable[str] | Mapping[str, Any] = ()) -> None:
+    """What can be said of ``load(model, **options)`` without building anything; raises what it would raise.
+
+    Names of options do for a model by itself; a sum needs their values.
+    """
+    if composed.is_composed(model):
+        composed.check(model, options or {})
+        return
     family, _, checkpoint = model.partition(":")
     if family == "py":
         module, _, attribute = checkpoint.partition(":")

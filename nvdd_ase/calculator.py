@@ -23,7 +23,8 @@ class NVDDCalculator(Calculator):
 
     Args:
         model: ``"family:checkpoint"`` (``"sevenn:7net-0"``, ``"mace:path.model"``, ``"lj"``; `nvdd models` lists
-            them), ``"py:module:attribute"`` for a wrapper or factory of your own, or a wrapper object.
+            them), ``"py:module:attribute"`` for a wrapper or factory of your own, a sum of such (``"mace:path.model +
+            lj"``), or a wrapper object.
         ranks: number of ranks. 1 computes in this process; more start that many processes on this machine, which
             end with the calculator. Under a launcher (torchrun, mpirun, srun) each of its processes is a rank, and
             this is left out. Default: 1, or all ranks of the launcher.
@@ -33,7 +34,8 @@ class NVDDCalculator(Calculator):
         device: ``"cpu"``, ``"cuda"`` (rank i takes GPU i), ``"cuda:0"``; None for a GPU if torch sees one.
         dtype: ``"float32"`` or ``"float64"``; None for the model's own.
         skin: A; neighbours are searched again when an atom has moved by half of it. Results don't depend on it.
-        model_options: options of the model family (``{"modal": "PBE"}``).
+        model_options: options of the model family (``{"modal": "PBE"}``); of a sum a list, one for each block, or keys
+            with the block before them (``{"dftd3.cutoff": 12.0}``).
         balance: ``"auto"``, ``"grid"`` or ``"rcb"``: how atoms are divided.
         grid: ranks along each cell vector, for example (2, 1, 1); None to choose.
         strategy: ``"halo"``.
@@ -75,7 +77,7 @@ class NVDDCalculator(Calculator):
         device: str | None = None,
         dtype: str | None = None,
         skin: float = 0.5,
-        model_options: Mapping[str, Any] | None = None,
+        model_options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         balance: str = "auto",
         grid: Sequence[int] | None = None,
         strategy: str = "halo",
@@ -95,7 +97,7 @@ class NVDDCalculator(Calculator):
         self._timeouts = tuple(
             inputs.checked_seconds(*limit) for limit in (("start_timeout", start_timeout), ("timeout", timeout))
         )
-        options = dict(model_options or {})
+        options = inputs.checked_options(model, model_options)
         self._engine_arguments = {
             "dtype": inputs.checked_dtype(dtype),
             "domain": inputs.checked_domain(skin, balance, grid, strategy, self._ranks),

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float64")
 
+_CHARGES = ("charges", "charge", "q")  # names of a column of charges
+
 _INTEGER = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _INDEX = re.compile(r"-?\d+|(-?\d+)?:(-?\d+)?(:-?\d+)?")
@@ -76,7 +78,18 @@ def read_structures(file: Path, index: str) -> list[Atoms]:
     for atoms in frames:
         if len(atoms) == 0:
             raise InputError(f"{file} has a structure without atoms")
+        _take_charges(atoms)
     return frames
+
+
+def _take_charges(atoms: Atoms) -> None:
+    """A column of charges as initial charges, which is where models look: ASE takes most names for results."""
+    if atoms.has("initial_charges"):
+        return
+    results = atoms.calc.results if atoms.calc is not None else {}
+    found = [values[name] for values in (results, atoms.arrays) for name in _CHARGES if name in values]
+    if found and len(found[0]) == len(atoms):
+        atoms.set_initial_charges(found[0])
 
 
 def read_structure(file: Path, index: str) -> Atoms:

@@ -9,11 +9,11 @@ import typer
 
 File = Annotated[Path, typer.Argument(help="Structure, in any format that ASE reads.", show_default=False)]
 Model = Annotated[
-    str, typer.Option("--model", "-m", help="family:checkpoint, such as sevenn:7net-0, mace:my.model, lj.")
+    str, typer.Option("--model", "-m", help="family:checkpoint, such as sevenn:7net-0, mace:my.model, lj; 'A + B' for a sum.")
 ]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--option", metavar="KEY=VALUE", help="Option of the model (`nvdd models`); repeatable."),
+    typer.Option("--option", metavar="KEY=VALUE", help="Option of the model (`nvdd models`), BLOCK.KEY of a sum; repeatable."),
 ]
 Ranks = Annotated[int, typer.Option(help="Number of processes that share the atoms.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, ...; by default the best there is.")]

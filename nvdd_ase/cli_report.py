@@ -155,6 +155,7 @@ def print_models() -> None:
         table.add_row(Text.assemble((name, "bold"), "\n", installed), about)
     out.print(table)
     say("A model is written family:checkpoint, family:path, or py:module:attribute for a wrapper of your own.")
+    say("A sum of models is written 'mace:my.model + lj', its options --option lj.cutoff=8 (docs/compose.md).")
 
 
 def print_handlers() -> None:

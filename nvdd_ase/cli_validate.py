@@ -48,9 +48,11 @@ def validate(
     if output:
         given.check_output("--output", output, file, (".json",))
 
+    from nvdd.models.composed import normal_options
     from nvdd.models.registry import check, load
     from nvdd.validate import trace_and_validate
 
+    options = normal_options(model, options)
     check(model, options)
     with report.err.status("validating"):
         found = trace_and_validate(

@@ -13,6 +13,7 @@ import numpy as np
 
 from nvdd.cells import Frame
 from nvdd.errors import InputError
+from nvdd.model_config import ALIASES
 
 DTYPES = ("float32", "float64")
 NUMERIC = "fiub"  # numpy's kinds of dtypes that a model can read
@@ -31,12 +32,11 @@ def check_keywords(given: Sequence[str], own: Sequence[str]) -> None:
 def checked_model(model: Any, options: Mapping[str, Any]) -> Any:
     """The model as ranks are told it: with an absolute path, since they may be started anew from another folder."""
     if isinstance(model, str):
+        from nvdd.models.composed import parts
         from nvdd.models.registry import check
 
         check(model, options)
-        family, _, checkpoint = model.partition(":")
-        path = os.path.abspath(os.path.expanduser(checkpoint))
-        return f"{family}:{path}" if family != "py" and checkpoint and os.path.isfile(path) else model
+        return " + ".join(_with_absolute_path(part) for part in parts(model))
     if not callable(model) or not hasattr(model, "model_config") or isinstance(model, type):
         hint = ""
         if hasattr(model, "calculation_required"):
@@ -53,6 +53,21 @@ def checked_model(model: Any, options: Mapping[str, Any]) -> Any:
             "set them there"
         )
     return model
+
+
+def _with_absolute_path(model: str) -> str:
+    family, _, checkpoint = model.partition(":")
+    path = os.path.abspath(os.path.expanduser(checkpoint))
+    return f"{family}:{path}" if family != "py" and checkpoint and os.path.isfile(path) else model
+
+
+def checked_options(model: Any, options: Any) -> dict[str, Any]:
+    """Options of a model's name, or of the blocks of a sum, in the form that ranks are told."""
+    if isinstance(model, str):
+        from nvdd.models.composed import normal_options
+
+        return normal_options(model, options)
+    return dict(options or {})
 
 
 def checked_ranks(ranks: Any) -> int:
@@ -146,8 +161,13 @@ def read_info(atoms: Any, description: Mapping[str, Any]) -> dict[str, np.ndarra
 
 
 def read_arrays(atoms: Any, description: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Copies of those of the model's inputs by atom that the atoms have."""
-    return {k: _copied(atoms.arrays[k]) for k in description["node_inputs"] if k in atoms.arrays}
+    """Copies of those of the model's inputs by atom that the atoms have; ``charges`` are initial charges, too."""
+    found = {}
+    for name in description["node_inputs"]:
+        array = atoms.arrays.get(name, atoms.arrays.get(ALIASES.get(name)))
+        if array is not None:
+            found[name] = _copied(array)
+    return found
 
 
 def same(a: Any, b: Any) -> bool:

@@ -10,7 +10,8 @@ Policies:
 | graph-parallel | graph-parallel | graph-parallel |
 | local | any | the other |
 
-Anything else is a conflict, and so are different ``system_reductions``. Outputs, adapters: all of both; of one name or
+In a sum of models (`PipelineModelWrapper`) each keeps its own modes, so there two halo or two sharded policies always
+agree. Anything else is a conflict, and so are different ``system_reductions``. Outputs, adapters: all of both; of one name or
 target they must be equal. Force strategies: equal ones; edge vectors with positions are positions, of which edge
 vectors are functions. Compile policies: what one leaves open the other fills in.
 """
@@ -64,6 +65,19 @@ def merge_policies(left: StoragePolicy, right: StoragePolicy, names: tuple[str, 
         else "one forward has one layout of rows: run the two models one after the other"
     )
     raise _conflict("the storage policy", left, right, names, remedy)
+
+
+def composed_policy(left: StoragePolicy, right: StoragePolicy, names: tuple[str, str]) -> StoragePolicy:
+    """What stands for the policies of two models that are evaluated one after the other, each under its own."""
+    if isinstance(left, LocalStoragePolicy):
+        return right
+    if isinstance(right, LocalStoragePolicy) or type(left) is type(right):
+        return left
+    if {type(left), type(right)} == {HaloStoragePolicy, ShardedStoragePolicy}:
+        return left if isinstance(left, ShardedStoragePolicy) else right
+    raise _conflict(
+        "the storage policy", left, right, names, "atoms are divided in one way for both: run them separately"
+    )
 
 
 def merge_outputs(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from nvdd.adapters import AllReduceSum, OpAdapter, SliceOwned
 from nvdd.policy import GraphParallelPolicy, HaloStoragePolicy
+from nvdd.roles import Role
 from nvdd.specs.compiling import ForceStrategy
 from nvdd.specs.distribution import DistributionSpec
 from nvdd.specs.outputs import OutputKind, OutputSpec
@@ -36,14 +38,33 @@ SPEC_UMA_HALO = MLIPSpec(
     name="SPEC_UMA_HALO",
 )
 
+# arguments of nvdd's own operations that have one row for each atom that counts
+_EACH_ATOM_ONCE = {position: SliceOwned() for position in range(4)}
+
 # Pairs in real space, and structure factors that are sums over all atoms: functions of positions
 SPEC_EWALD_HALO = MLIPSpec(
-    DistributionSpec(_FETCH), _WITHOUT_STRESSES, force_strategy=ForceStrategy.POSITIONS, name="SPEC_EWALD_HALO"
+    DistributionSpec(
+        _FETCH,
+        custom_ops=(
+            OpAdapter("nvdd::structure_factors", _EACH_ATOM_ONCE, {0: AllReduceSum()}),
+            OpAdapter("nvdd::plane_wave_potential", {0: SliceOwned(), 2: SliceOwned()}, output_roles={0: Role.OWNED}),
+        ),
+    ),
+    _WITHOUT_STRESSES,
+    force_strategy=ForceStrategy.POSITIONS,
+    name="SPEC_EWALD_HALO",
 )
 
 # The same with charges spread on a mesh, which is summed over ranks
 SPEC_PME_HALO = MLIPSpec(
-    DistributionSpec(_FETCH), _WITHOUT_STRESSES, force_strategy=ForceStrategy.POSITIONS, name="SPEC_PME_HALO"
+    DistributionSpec(
+        _FETCH,
+        custom_ops=(
+            OpAdapter("nvdd::spread_on_mesh", _EACH_ATOM_ONCE, {0: AllReduceSum()}),
+            OpAdapter("nvdd::read_off_mesh", {0: SliceOwned(), 2: SliceOwned()}, output_roles={0: Role.OWNED}),
+        ),
+    ),
+    _WITHOUT_STRESSES, force_strategy=ForceStrategy.POSITIONS, name="SPEC_PME_HALO"
 )
 
 # Dispersion: coordination numbers of neighbours are fetched, nothing is global

@@ -37,6 +37,8 @@ class Topology:
         plan: the halo exchange of atoms.
         edge_rows: reverse edges and bonds of the candidates, if the model reads them.
         directory: where every atom is; None if that is not known.
+        wider: (n_padded,) for a topology that was made by `within`: the row of each of its rows in the one that it was
+            made of; else None.
     """
 
     ids: Tensor
@@ -51,6 +53,49 @@ class Topology:
     plan: ExchangePlan
     edge_rows: EdgeRows | None
     directory: AtomDirectory | None = None
+    wider: Tensor | None = None
+
+    def vectors(self, positions: Tensor) -> Tensor:
+        """(3, C) vectors of the candidates for ``positions`` (N, 3) of all atoms: contiguous rows to sum over."""
+        receiver, sender = self.candidates
+        x = positions.index_select(0, self.rows).T.contiguous()
+        return x.index_select(1, sender).sub_(x.index_select(1, receiver)).add_(self.shift_vector)
+
+    def within(self, positions: Tensor, cutoff: float, edge_rows: bool) -> Topology:
+        """Of the same owners, the candidates with r < ``cutoff`` at ``positions`` (N, 3) and the halo rows that these
+        read; every rank calls it at once.
+
+        Args:
+            positions: those at which this topology was made.
+            cutoff: A, skin included.
+            edge_rows: whether reverse edges and bonds are read.
+        """
+        mask = self.vectors(positions).square().sum(0) < cutoff**2
+        kept = mask.nonzero().squeeze(1)
+        pair = self.candidates.index_select(1, kept)
+        n_owned = self.plan.n_owned
+        read = torch.zeros(self.plan.n_padded, dtype=torch.bool, device=pair.device)
+        read[pair[1]] = True
+        read[:n_owned] = True
+        wider = read.nonzero().squeeze(1)
+        number = read.cumsum(0) - 1
+        rows = self.rows.index_select(0, wider)
+        known = self.directory
+        return Topology(
+            ids=self.ids,
+            rows=rows,
+            n_phantom=self.n_phantom,
+            candidates=number[pair],
+            shift=self.shift.index_select(0, kept),
+            shift_vector=self.shift_vector.index_select(1, kept),
+            system=self.system.index_select(0, wider),
+            atomic_numbers=self.atomic_numbers.index_select(0, wider),
+            atoms_per_system=self.atoms_per_system,
+            plan=self.plan.restrict(read[n_owned:]),
+            edge_rows=self.edge_rows.select(mask) if edge_rows and self.edge_rows is not None else None,
+            directory=AtomDirectory(known.owner, known.row, rows) if known is not None else None,
+            wider=wider,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +132,15 @@ class LocalGraph:
         shift = self.topology.shift
         return shift if self.near is None else shift.index_select(0, self.near)
 
+    def within(self, cutoff: float) -> LocalGraph:
+        """The edges with r < ``cutoff``, of the same rows; reverse edges and bonds are left out."""
+        x, y, z = self.vectors.detach().unbind(1)
+        kept = (x * x + y * y + z * z < cutoff**2).nonzero().squeeze(1)
+        near = kept if self.near is None else self.near.index_select(0, kept)
+        return LocalGraph(
+            self.topology, near, self.pair.index_select(1, kept), self.vectors.index_select(0, kept), None
+        )
+
     def differentiable(self, positions: Tensor, cell: Tensor) -> LocalGraph:
         """The same graph with vectors that depend on ``positions`` (N, 3), which all ranks have alike."""
         x = broadcast(positions, self.topology.plan.comm, "positions").index_select(0, self.topology.rows)
@@ -105,11 +159,11 @@ class GraphBuilder:
         cutoff: of the model, A.
         skin: A.
         search_cutoff: where candidates are searched, before the skin is added; at least ``cutoff``.
-        edge_rows: whether the model reads reverse edges or bonds.
+        edge_rows: whether a model reads reverse edges or bonds.
         report_phase: called with ``"partition"`` and ``"plan"`` when these begin.
 
     Every rank is given the same positions; the decision to rebuild is made on them, so that all agree without a
-    message.
+    message. Models with smaller cutoffs get theirs of the same partition and halo, by `narrower`.
     """
 
     def __init__(
@@ -128,7 +182,9 @@ class GraphBuilder:
         self.report_phase = report_phase
         self.n_builds = 0
         self._topology: Topology | None = None
+        self._narrower: dict[tuple[float, bool], Topology] = {}
         self._reference: tuple[Tensor, ...] = ()
+        self._positions: Tensor | None = None
         self._staging: Tensor | None = None
 
     def update(self, batch: Batch) -> LocalGraph:
@@ -139,10 +195,24 @@ class GraphBuilder:
         """
         if not self._still_valid(batch):
             self._topology = None  # if building fails, nothing old is used
+            self._narrower = {}
             self._topology = self._build(batch)
             self._reference = tuple(t.clone() for t in self._key(batch))
             self.n_builds += 1
-        return self._filter(self._topology, self._on_device(batch.positions.detach()))
+        self._positions = self._on_device(batch.positions.detach())
+        return self._filter(self._topology, self._positions, self.cutoff)
+
+    def narrower(self, cutoff: float, edge_rows: bool = False) -> LocalGraph:
+        """The graph of a smaller cutoff at the positions of the last `update`; every rank calls it at once.
+
+        Its halo is the part of the first one that its own candidates read, so that a short-ranged model beside a
+        long-ranged one fetches no more rows than by itself.
+        """
+        key = (cutoff, edge_rows)
+        if key not in self._narrower:
+            made_at = self._reference[0].to(self.comm.device, torch.float64)
+            self._narrower[key] = self._topology.within(made_at, cutoff + self.skin, edge_rows)
+        return self._filter(self._narrower[key], self._positions, cutoff)
 
     def _on_device(self, positions: Tensor) -> Tensor:
         """float64 positions on this rank's device; to a GPU through page-locked memory, without waiting for it."""
@@ -173,12 +243,10 @@ class GraphBuilder:
             return not len(off) or bool(np.einsum("ij,ij->i", off, off).max() <= limit)
         return bool((new[0] - old[0]).square().sum(1).max() <= limit)
 
-    def _filter(self, topology: Topology, positions: Tensor) -> LocalGraph:
-        receiver, sender = topology.candidates
-        # coordinates in rows (3, C): sums over them are then sums of contiguous rows
-        x = positions.index_select(0, topology.rows).T.contiguous()
-        vectors = x.index_select(1, sender).sub_(x.index_select(1, receiver)).add_(topology.shift_vector)
-        mask = vectors.square().sum(0) < self.cutoff**2
+    @staticmethod
+    def _filter(topology: Topology, positions: Tensor, cutoff: float) -> LocalGraph:
+        vectors = topology.vectors(positions)
+        mask = vectors.square().sum(0) < cutoff**2
         near = mask.nonzero().squeeze(1)
         edge_rows = topology.edge_rows.select(mask) if topology.edge_rows is not None else None
         pair = topology.candidates.index_select(1, near)

@@ -1,19 +1,22 @@
 """What the model is given, and what its energy is differentiated by: one class for each force strategy.
 
-Both give the local Batch of this rank, and turn the derivative into forces, virial and per-atom virial.
+Both give the local Batch of this rank, and turn the derivative into forces, virial and per-atom virial. What ranks must
+still exchange is left to the caller, who does it once for all models that are summed.
 
 Signs: the virial here is W = dE/d(strain), so that stress = W / volume is positive under tension, as in ASE.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nvdd.data import Batch
-from nvdd.exchange import broadcast, counted_once, fetch, fold_packed
+from nvdd.exchange import broadcast, counted_once, fetch
 from nvdd.handlers.count import make_count
 from nvdd.model_config import EdgeLayout
 from nvdd.roles import Role, ShardMeta
@@ -69,6 +72,24 @@ def _stand_in(value: Tensor, meta: ShardMeta, of: str) -> Tensor:
     return promote(value, Role.ANCHOR, meta, of=of)
 
 
+@dataclass(frozen=True, eq=False)
+class Derivatives:
+    """What one model's derivative comes to on this rank, float64.
+
+    Attributes:
+        pair_forces: (E, 3) dE/d(edge vector), eV/A; None unless asked for, or of a function of positions.
+        padded: name -> (n_padded, ...) shares of owned and halo rows, to be folded: ``forces`` (3) eV/A, ``virials``
+            (3, 3) eV.
+        forces: (n_owned, 3) eV/A, complete; or None.
+        virial: (n_systems, 3, 3) eV, this rank's share; or None.
+    """
+
+    pair_forces: Tensor | None = None
+    padded: dict[str, Tensor] = field(default_factory=dict)
+    forces: Tensor | None = None
+    virial: Tensor | None = None
+
+
 class EdgeVectorLeaf:
     """The energy is a function of edge vectors: pair forces f = dE/dr give everything.
 
@@ -100,30 +121,40 @@ class EdgeVectorLeaf:
             edge_layout=layout,
         )
 
-    def derive(self, energy: Tensor, wanted: set[str], create_graph: bool) -> dict[str, Tensor]:
-        """forces (n_owned, 3), virial (n_systems, 3, 3; this rank's share), virials (n_owned, 3, 3).
+    def derive(
+        self,
+        outputs: Sequence[Tensor],
+        seeds: Sequence[Tensor | None],
+        wanted: set[str],
+        inputs: Sequence[Tensor],
+        create_graph: bool,
+    ) -> tuple[Derivatives, list[Tensor]]:
+        """The derivative of ``sum(seed * output)``.
 
-        ``pair_forces`` (E, 3) are the derivatives by the edge vectors themselves; they cost no message.
+        Args:
+            outputs: the energy, and what other models read of this one.
+            seeds: the gradient of each; None for 1.
+            wanted: of ``forces``, ``virial``, ``virials``, ``pair_forces``; the last cost no message.
+            inputs: what this model reads of others.
+            create_graph: to differentiate the result again.
+
+        Returns:
+            The derivative by the geometry, and that by each of ``inputs``.
         """
-        (pair,) = torch.autograd.grad(energy, self.leaf, create_graph=create_graph)
-        pair = pair.to(torch.float64)
+        leaves = [self.leaf] if wanted else []
+        found = _gradients(outputs, seeds, [*leaves, *inputs], create_graph, bool(inputs))
+        if not wanted:
+            return Derivatives(), found
+        pair = found.pop(0).to(torch.float64)
         vectors = self.leaf.to(torch.float64) if create_graph else self.graph.vectors.detach()
-        out: dict[str, Tensor] = {"pair_forces": pair} if "pair_forces" in wanted else {}
-        fields = []
+        padded = {}
         if "forces" in wanted:
-            fields.append(self._to_atoms(pair, -pair))
+            padded["forces"] = self._to_atoms(pair, -pair)
         if "virials" in wanted:
             half = 0.5 * _symmetric(vectors.unsqueeze(2) * pair.unsqueeze(1))
-            fields.append(self._to_atoms(half, half))
-        if "virial" in wanted:
-            out["virial"] = self._virial(vectors, pair)
-        if fields:
-            done = fold_packed(fields, self.meta.plan, "forces")
-            if "forces" in wanted:
-                out["forces"] = done.pop(0)
-            if done:
-                out["virials"] = done.pop(0)
-        return out
+            padded["virials"] = self._to_atoms(half, half)
+        virial = self._virial(vectors, pair) if "virial" in wanted else None
+        return Derivatives(pair if "pair_forces" in wanted else None, padded, None, virial), found
 
     def _virial(self, vectors: Tensor, pair: Tensor) -> Tensor:
         """(n_systems, 3, 3) sum of r f over this rank's edges."""
@@ -171,21 +202,35 @@ class PositionLeaf:
             edge_layout=layout,
         )
 
-    def derive(self, energy: Tensor, wanted: set[str], create_graph: bool) -> dict[str, Tensor]:
-        """forces (n_owned, 3) and virial (n_systems, 3, 3; the same on every rank, given as this rank's share)."""
+    def derive(
+        self,
+        outputs: Sequence[Tensor],
+        seeds: Sequence[Tensor | None],
+        wanted: set[str],
+        inputs: Sequence[Tensor],
+        create_graph: bool,
+    ) -> tuple[Derivatives, list[Tensor]]:
+        """As `EdgeVectorLeaf.derive`; of a function of positions there are no ``virials`` and ``pair_forces``."""
         leaves = {"forces": self.leaf, "virial": self.strain}
         names = [name for name in leaves if name in wanted]
-        if not names:
-            return {}
-        found = torch.autograd.grad(
-            energy, [leaves[n] for n in names], create_graph=create_graph, materialize_grads=True
-        )
-        out = {name: g.to(torch.float64) for name, g in zip(names, found, strict=True)}
-        if "forces" in out:
-            out["forces"] = -out["forces"]
-        if "virial" in out:
-            out["virial"] = counted_once(out["virial"], self.meta.comm)
-        return out
+        found = _gradients(outputs, seeds, [*(leaves[n] for n in names), *inputs], create_graph, True)
+        mine = {name: g.to(torch.float64) for name, g in zip(names, found, strict=False)}
+        forces = -mine["forces"] if "forces" in mine else None
+        # the same on every rank
+        virial = counted_once(mine["virial"], self.meta.comm) if "virial" in mine else None
+        return Derivatives(forces=forces, virial=virial), found[len(names) :]
+
+
+def _gradients(
+    outputs: Sequence[Tensor], seeds: Sequence[Tensor | None], inputs: Sequence[Tensor], create_graph: bool, zeros: bool
+) -> list[Tensor]:
+    """Gradients of the outputs, one for each of ``inputs``; zeros for one that nothing depends on, else an error."""
+    if not inputs or not outputs:
+        return [torch.zeros_like(t) for t in inputs]
+    found = torch.autograd.grad(
+        list(outputs), list(inputs), list(seeds), create_graph=create_graph, materialize_grads=zeros
+    )
+    return list(found)
 
 
 def _symmetric(product: Tensor) -> Tensor:

@@ -1,47 +1,43 @@
-"""`DistributedModel`: a single-process wrapper, evaluated over ranks."""
+"""`DistributedModel`: a single-process wrapper, or a sum of several, evaluated over ranks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nvdd.adapters import AdapterRegistry
-from nvdd.adapters.scripted import ScriptedCalls
-from nvdd.cells import volume
-from nvdd.config import DomainConfig, StrategyKind
+from nvdd.config import DomainConfig
 from nvdd.data import Batch
-from nvdd.errors import DistributedOpError, InputError
-from nvdd.exchange import counted_once
-from nvdd.model_config import EdgeLayout, NeighborListFormat
+from nvdd.errors import InputError
 from nvdd.partition import SpatialPartitioner
-from nvdd.policy import HaloStoragePolicy, LocalStoragePolicy, ShardedStoragePolicy
-from nvdd.roles import ShardMeta
+from nvdd.runtime.block import Block, Pass, derives, resolve_spec
 from nvdd.runtime.graph import GraphBuilder, LocalGraph
-from nvdd.runtime.leaves import EdgeVectorLeaf, PositionLeaf
-from nvdd.runtime.outputs import DistributedOutputs, Energy, check_roles, sum_systems
-from nvdd.shard_tensor import to_local
-from nvdd.specs import ForceStrategy, MLIPSpec, OutputKind, Reduce
+from nvdd.runtime.outputs import DistributedOutputs
+from nvdd.runtime.total import ADDITIVE, Total, over_volume, times_volume, volumes_of
+from nvdd.runtime.wiring import Feed
+from nvdd.specs import MLIPSpec
+from nvdd.wires import Wire, in_order
 
-_SPATIAL = (HaloStoragePolicy, ShardedStoragePolicy, LocalStoragePolicy)
+__all__ = ["DistributedModel", "resolve_spec"]
 
 
 class DistributedModel:
     """Evaluates a model wrapper on the ranks of ``config.mesh``.
 
     Args:
-        wrapper: a `BaseModelMixin` module on this rank's device. Its code is single-process code.
+        wrapper: a `BaseModelMixin` module on this rank's device. Its code is single-process code. One that is a sum of
+            others (`PipelineModelWrapper`) names them in ``composed_of``, and what they read of each other in ``wires``.
         config: how the run is divided.
         spec: how the model is distributed; None for ``wrapper.distribution_spec``.
         report_phase: called with the name of each phase as it begins.
 
     Attributes:
-        adapters: those of the spec, in place while the model runs; ``distributed_setup`` may add to them.
+        blocks: the `Block` of the wrapper, or those of a sum: one partition and one halo serve all, and each sees the
+            edges within its own cutoff.
 
     Example::
 
@@ -59,51 +55,51 @@ class DistributedModel:
     ) -> None:
         self.wrapper, self.config = wrapper, config or DomainConfig()
         self.comm = self.config.communicator()
-        self.spec = spec if spec is not None else resolve_spec(wrapper, self.config.strategy)
         self.timings: dict[str, float] = {}
         self._report_phase = report_phase or (lambda phase: None)
-        self._check_spec()
-        neighbors = wrapper.model_config.neighbor_config
-        if neighbors is None:
-            raise InputError(f"{type(wrapper).__name__}.model_config has no neighbor_config, so its cutoff is unknown")
-        if neighbors.format is not NeighborListFormat.COO:
+        self.wires: tuple[Wire, ...] = tuple(getattr(wrapper, "wires", ()))
+        self.blocks = self._make_blocks(spec)
+        self.spec = spec if spec is not None else resolve_spec(wrapper, self.config.strategy)
+        self._order = in_order(len(self.blocks), self.wires)
+        cutoff = max(block.cutoff for block in self.blocks)
+        if self.config.cutoff is not None and self.config.cutoff < cutoff:
             raise InputError(
-                f"{type(wrapper).__name__} wants neighbours as {neighbors.format.value}; only 'coo' is distributed"
+                f"DomainConfig.cutoff {self.config.cutoff} A is less than the model's cutoff {cutoff} A; leave it out"
             )
-        if self.config.cutoff is not None and self.config.cutoff < neighbors.cutoff:
-            raise InputError(
-                f"DomainConfig.cutoff {self.config.cutoff} A is less than the model's cutoff {neighbors.cutoff} A; leave it out"
-            )
-        self.layout: EdgeLayout = getattr(wrapper, "edge_layout", EdgeLayout())
         partitioner = SpatialPartitioner(self.comm.size, self.config.grid_dims, self.config.balance)
+        bonds = any(block.bonds for block in self.blocks)
         self.graphs = GraphBuilder(
-            self.comm, partitioner, neighbors.cutoff, self.config.skin, self.config.cutoff, neighbors.bonds, self._phase
+            self.comm, partitioner, cutoff, self.config.skin, self.config.cutoff, bonds, self._phase
         )
-        self.adapters = AdapterRegistry((*self.spec.all_adapters, ScriptedCalls()))
-        if hasattr(wrapper, "distributed_setup"):
-            wrapper.distributed_setup(self)
 
-    def _check_spec(self) -> None:
-        if self.spec is None:
+    def _make_blocks(self, spec: MLIPSpec | None) -> list[Block]:
+        wrappers = getattr(self.wrapper, "composed_of", None)
+        if wrappers is None:
+            return [Block(self.wrapper, self.comm, self.config, spec, type(self.wrapper).__name__, False)]
+        own = resolve_spec(self.wrapper, self.config.strategy)
+        if spec is not None and spec != own:
             raise InputError(
-                f"{type(self.wrapper).__name__} declares no distribution_spec; return a preset from it (SPEC_MPNN_HALO suits "
-                "message-passing models) or pass spec="
+                "a sum of models takes no spec: each of its blocks has one; give it to the block, as its distribution_spec"
             )
-        policy = self.spec.distribution.policy
-        if not isinstance(policy, _SPATIAL):
-            raise InputError(
-                f"strategy 'halo' divides atoms in space, and needs a spec whose policy is one of "
-                f"{', '.join(p.__name__ for p in _SPATIAL)}; this one has {policy}"
-            )
+        feeding = {wire.source for wire in self.wires}
+        return [
+            Block(w, self.comm, self.config, None, f"block {k} ({type(w).__name__})", k in feeding)
+            for k, w in enumerate(wrappers)
+        ]
+
+    @property
+    def adapters(self) -> AdapterRegistry:
+        """Those of the model, in place while it runs; ``distributed_setup`` may add to them."""
+        if len(self.blocks) > 1:
+            raise InputError("each block of a sum of models has adapters of its own: blocks[k].adapters")
+        return self.blocks[0].adapters
 
     @property
     def available_outputs(self) -> set[str]:
-        """Names that a call can be asked for."""
-        names = {"energy", "forces", "stress", "virial"} | set(self.wrapper.model_config.outputs)
-        if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS:
-            return names | {"stresses"}
-        # from a derivative by positions there is no share of each atom
-        return names - ({"stresses"} if self.spec.force_strategy is ForceStrategy.POSITIONS else set())
+        """Names that a call can be asked for: sums that all blocks give, and further outputs of one."""
+        if len(self.blocks) == 1:
+            return self.blocks[0].outputs
+        return {"energy", "forces", "stress", "virial"} | set(self.wrapper.model_config.outputs)
 
     def _phase(self, name: str | None) -> None:
         now = time.perf_counter()
@@ -141,21 +137,25 @@ class DistributedModel:
         self.timings = {}
         with torch.inference_mode(False), torch.enable_grad():
             self._phase("edges")
-            needs_volume = bool(wanted & {"stress", "stresses"})
-            volumes = [volume(c) for c in batch.cell.detach().cpu().numpy()] if needs_volume else []
+            needs_volume = bool(wanted & {"stress", "stresses", "virial"})
+            volumes = volumes_of(batch) if needs_volume else []
             graph = self.graphs.update(batch)
             self._phase("edges")
+            graphs = [self._graph_of(block, graph) for block in self.blocks]
             if create_graph and batch.positions.requires_grad:
-                device = self.comm.device
-                graph = graph.differentiable(batch.positions.to(device), batch.cell.to(device))
-            with self._partition(graph, batch.n_systems) as meta:
-                forward = self._forward(batch, graph, meta, wanted, create_graph)
+                x, cell = batch.positions.to(self.comm.device), batch.cell.to(self.comm.device)
+                made = {id(g): g.differentiable(x, cell) for g in graphs}
+                graph, graphs = made.get(id(graph), graph), [made[id(g)] for g in graphs]
+            passes = self._evaluate(batch, graphs, wanted, create_graph)
+            try:
                 self._phase("consolidate")
-                values = self._consolidate(volumes, meta, graph.topology.system, forward, wanted)
+                values = self._consolidate(Total(self.blocks, passes, graph, batch.n_systems), volumes, wanted)
+            finally:
+                _release(passes)
             if not create_graph:
                 values = {name: value.detach() for name, value in values.items()}
             self._phase(None)
-            return DistributedOutputs(graph.topology.ids, values, meta.n_halo, graph.receiver.shape[0])
+            return DistributedOutputs(graph.topology.ids, values, graph.topology.plan.n_halo, graph.receiver.shape[0])
 
     def shares(self, batch: Batch, graph: LocalGraph, outputs: Iterable[str]) -> dict[str, Tensor]:
         """What this rank contributes, of a graph that was made elsewhere; sums over ranks are left to the caller.
@@ -176,137 +176,123 @@ class DistributedModel:
         """
         wanted = set(outputs)
         self.timings = {}
-        with torch.inference_mode(False), torch.enable_grad(), self._partition(graph, batch.n_systems) as meta:
-            forward = self._forward(batch, graph, meta, wanted, create_graph=False)
-            self._phase("consolidate")
-            values = {"energy": forward.energy.by_system}
-            for name in wanted - {"energy"}:
-                if name in forward.derived:
-                    value = forward.derived[name]
-                    values[name] = value[: meta.n_counted] if name == "forces" else value
-                elif name == "energies":
-                    values[name] = forward.energy.per_atom()
-                elif name == "virial":
-                    values[name] = self._virial_share(batch, forward.raw, meta)
-                else:
-                    values[name] = self._as_returned(name, forward.raw, meta)
+        with torch.inference_mode(False), torch.enable_grad():
+            within = {c: graph.within(c) for c in {b.cutoff for b in self.blocks} - {self.graphs.cutoff}}
+            graphs = [within.get(block.cutoff, graph) for block in self.blocks]
+            passes = self._evaluate(batch, graphs, wanted, create_graph=False)
+            try:
+                self._phase("consolidate")
+                total = Total(self.blocks, passes, graph, batch.n_systems)
+                values = {"energy": total.energy()}
+                sums = total.fold() if "forces" in wanted else {}
+                for name in wanted - {"energy"}:
+                    values[name] = self._share(name, total, sums, batch)
+            finally:
+                _release(passes)
             self._phase(None)
         return {name: value.detach() for name, value in values.items()}
 
-    def _virial_share(self, batch: Batch, raw: Mapping[str, Tensor], meta: ShardMeta) -> Tensor:
-        """Of a model that returns stress itself."""
-        stress = self._as_returned("stress", raw, meta).reshape(-1, 3, 3)
-        declared = self.spec.outputs.get("stress")
-        if declared is None or declared.reduce is not Reduce.ALL_REDUCE:
-            stress = counted_once(stress, meta.comm)
-        return stress * stress.new_tensor([volume(c) for c in batch.cell.detach().cpu().numpy()])[:, None, None]
+    @staticmethod
+    def _share(name: str, total: Total, sums: dict[str, Tensor], batch: Batch) -> Tensor:
+        if name in sums:
+            return sums[name]
+        if name == "pair_forces":
+            return total.pair_forces()
+        if name == "energies":
+            return total.energies()
+        if name == "virial":
+            returned = total.returned_stress()
+            return _plus(total.virial(), None if returned is None else times_volume(returned, volumes_of(batch)))
+        return total.as_returned(name)
 
-    @contextmanager
-    def _partition(self, graph: LocalGraph, n_systems: int) -> Iterator[ShardMeta]:
-        """The partition behind the tensors of one forward, with the spec's adapters in place."""
-        rows = graph.edge_rows
-        meta = ShardMeta(
-            graph.topology.plan,
-            n_systems,
-            graph.topology.n_phantom,
-            self.spec.distribution.policy,
-            {} if rows is None else {"edges": rows.edges, "bonds": rows.bonds},
-            directory=graph.topology.directory,
-        )
+    def _graph_of(self, block: Block, graph: LocalGraph) -> LocalGraph:
+        """The edges that a block sees, of the graph with the widest cutoff."""
+        if len(self.blocks) == 1 or block.cutoff == self.graphs.cutoff:
+            return graph
+        return self.graphs.narrower(block.cutoff, block.bonds)
+
+    def _evaluate(self, batch: Batch, graphs: list[LocalGraph], wanted: set[str], create_graph: bool) -> list[Pass]:
+        """Every block forward and backward, each inside its own adapters.
+
+        A block is differentiated right after its forward, so that its memory is free for the next one; one that others
+        read from waits for their gradients.
+        """
+        passes: list[Pass | None] = [None] * len(self.blocks)
+        seeds: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.blocks]
+        differentiated = derives(wanted)
+        feeding = {wire.source for wire in self.wires if not wire.fixed}
+
+        def derive(k: int) -> None:
+            self._phase("backward")
+            done = passes[k]
+            if differentiated:
+                found = self.blocks[k].derive(done, wanted, seeds[k], create_graph)
+                free = [feed for feed in done.feeds if not feed.wire.fixed]
+                for feed, gradient in zip(free, found, strict=True):
+                    seeds[feed.wire.source].append((feed.origin, gradient))
+            if not create_graph:
+                done.let_go()
+
         try:
-            # around backward too, in which checkpointed parts of the model run again
-            with self.adapters.running(meta, type(self.wrapper).__name__):
-                yield meta
-        finally:
-            meta.release()
+            for k in self._order:
+                block, meta = self.blocks[k], self.blocks[k].meta(graphs[k], batch.n_systems)
+                feeds = [
+                    Feed(w, passes[w.source].raw, passes[w.source].meta, self.blocks[w.source].spec, self.blocks[w.source].name,
+                         differentiated)
+                    for w in self.wires if w.target == k
+                ]  # fmt: skip
+                try:
+                    with block.running(meta):
+                        self._phase("forward")
+                        passes[k] = block.forward(batch, graphs[k], meta, feeds)
+                        if k not in feeding:
+                            derive(k)
+                except BaseException:
+                    meta.release()
+                    raise
+            for k in reversed(self._order):
+                if k in feeding:
+                    with self.blocks[k].running(passes[k].meta):
+                        derive(k)
+        except BaseException:
+            _release([done for done in passes if done is not None])
+            raise
+        return passes
 
-    def _forward(
-        self, batch: Batch, graph: LocalGraph, meta: ShardMeta, wanted: set[str], create_graph: bool
-    ) -> _Forward:
-        leaf_type = EdgeVectorLeaf if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS else PositionLeaf
-        leaf = leaf_type(batch, graph, meta, self.layout, self.wrapper.dtype)
-        self._phase("forward")
-        raw = self.wrapper(leaf.batch)
-        meta.settle()
-        check_roles(raw, self.spec, meta)
-        energy = Energy.of(raw, self.spec, meta, graph.topology.system)
-        self._phase("backward")
-        return _Forward(raw, energy, self._derive(leaf, energy, raw, wanted, create_graph))
-
-    def _derive(self, leaf, energy: Energy, raw, wanted: set[str], create_graph: bool) -> dict[str, Tensor]:
-        names = wanted & {"pair_forces"}
-        if "forces" in wanted and "forces" not in raw:
-            names.add("forces")
-        if wanted & {"stress", "virial"} and "stress" not in raw:
-            names.add("virial")
-        if "stresses" in wanted and "stresses" not in raw:
-            names.add("virials")
-        if not names:
-            return {}
-        if self.spec.force_strategy in (ForceStrategy.DIRECT, ForceStrategy.MODEL_INTERNAL):
-            raise DistributedOpError(
-                f"the spec says that the model itself returns forces ({self.spec.force_strategy.value}), but it returned "
-                f"{sorted(raw)}; asked for: {sorted(wanted)}"
-            )
-        if not energy.differentiated.requires_grad:
-            raise DistributedOpError(
-                "the energy does not depend on the geometry that the model was given: it was computed under no_grad or "
-                "from detached tensors, or not from data.edge_vectors (EDGE_VECTORS) or data.positions (POSITIONS)"
-            )
-        return leaf.derive(energy.differentiated, names, create_graph)
-
-    def _consolidate(
-        self, volumes: list[float], meta: ShardMeta, system: Tensor, forward: _Forward, wanted: set[str]
-    ) -> dict[str, Tensor]:
-        raw, energy, derived = forward.raw, forward.energy, forward.derived
-        shares = {"energy": energy.by_system}
-        if "virial" in derived:
-            shares["virial"] = derived["virial"]
-        for name, spec in self.spec.outputs.items():
-            if name in raw and name in wanted and spec.reduce is Reduce.ALL_REDUCE and name != "energy":
-                shares[name] = to_local(raw[name]).to(torch.float64)
-        values = sum_systems(shares, meta)
-        if "virial" in values and "stress" in wanted:
-            values["stress"] = _over_volume(values["virial"], volumes)
-        if "virial" not in wanted:
-            values.pop("virial", None)
+    @staticmethod
+    def _consolidate(total: Total, volumes: list[float], wanted: set[str]) -> dict[str, Tensor]:
+        shares = {"energy": total.energy()}
+        derived = total.virial()
+        if derived is not None:
+            shares["virial"] = derived
+        if wanted & {"stress", "virial"} and (returned := total.returned_stress()) is not None:
+            shares["stress"] = returned
+        for name in sorted(wanted - ADDITIVE):
+            if (share := total.share(name)) is not None:
+                shares[name] = share
+        found = total.sum_systems(shares)
+        virial, stress = found.pop("virial", None), found.pop("stress", None)
+        values = found
+        if "stress" in wanted:
+            values["stress"] = _plus(stress, None if virial is None else over_volume(virial, volumes))
+        if "virial" in wanted:
+            values["virial"] = _plus(virial, None if stress is None else times_volume(stress, volumes))
         if "energies" in wanted:
-            values["energies"] = energy.per_atom()
-        if "forces" in derived:
-            values["forces"] = derived["forces"][: meta.n_counted]
-        if "virials" in derived:
-            mine = slice(None, meta.n_counted)
-            values["stresses"] = _over_volume(derived["virials"][mine], volumes, system[mine])
-        for name in wanted - set(values):
-            values[name] = self._as_returned(name, raw, meta)
+            values["energies"] = total.energies()
+        rows = total.fold() if wanted & {"forces", "stresses"} else {}
+        if "forces" in wanted:
+            values["forces"] = rows["forces"] if "forces" in rows else total.as_returned("forces")
+        if "stresses" in wanted:
+            values["stresses"] = total.stresses(rows.get("virials"), volumes)
+        for name in sorted(wanted - set(values)):
+            values[name] = total.as_returned(name)
         return values
 
-    def _as_returned(self, name: str, raw, meta: ShardMeta) -> Tensor:
-        if name not in raw:
-            raise InputError(f"the model did not return {name!r}; it returned {sorted(raw)}")
-        value = to_local(raw[name]).to(torch.float64)
-        declared = self.spec.outputs.get(name)
-        per_atom = declared is not None and declared.kind is OutputKind.PER_NODE
-        return value[: meta.n_counted] if per_atom else value
+
+def _release(passes: list[Pass]) -> None:
+    for done in passes:
+        done.meta.release()
 
 
-@dataclass(frozen=True, eq=False)
-class _Forward:
-    """What the model returned, its energy, and what was derived from that."""
-
-    raw: Mapping[str, Tensor]
-    energy: Energy
-    derived: dict[str, Tensor]
-
-
-def _over_volume(virial: Tensor, volumes: list[float], system: Tensor | None = None) -> Tensor:
-    if min(volumes) == 0:
-        raise InputError("stress needs a cell with three independent vectors; ask for 'virial' instead")
-    divisor = virial.new_tensor(volumes)
-    return virial / (divisor if system is None else divisor[system])[:, None, None]
-
-
-def resolve_spec(wrapper: Any, strategy: StrategyKind) -> MLIPSpec | None:
-    """The spec of a wrapper: ``distribution_spec`` may be a method, a property or an attribute."""
-    declared = getattr(wrapper, "distribution_spec", None)
-    return declared(strategy) if callable(declared) else declared
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor:
+    return b if a is None else a if b is None else a + b

@@ -92,6 +92,11 @@ class Energy:
     by_system: Tensor
     by_atom: Tensor | None
 
+    def detached(self) -> Energy:
+        """The same without its autograd graph."""
+        by_atom = None if self.by_atom is None else self.by_atom.detach()
+        return Energy(self.differentiated.detach(), self.by_system.detach(), by_atom)
+
     def per_atom(self) -> Tensor:
         """``by_atom``; raises InputError where the model gives none."""
         if self.by_atom is None:
@@ -99,8 +104,19 @@ class Energy:
         return self.by_atom
 
     @classmethod
-    def of(cls, outputs: Mapping[str, Tensor], spec: MLIPSpec, meta: ShardMeta, system: Tensor) -> Energy:
-        """From per-atom ``energies`` if the model gives them, else from ``energy``."""
+    def of(
+        cls,
+        outputs: Mapping[str, Tensor],
+        spec: MLIPSpec,
+        meta: ShardMeta,
+        system: Tensor,
+        differentiated: str = "energies",
+    ) -> Energy:
+        """From per-atom ``energies`` if the model gives them, else from ``energy``.
+
+        Args:
+            differentiated: ``"energy"`` to differentiate that where a model gives both (`ModelConfig.differentiated`).
+        """
         if "energies" in outputs:
             energies = to_local(outputs["energies"])
             if energies.numel() != meta.n_rows:
@@ -109,7 +125,10 @@ class Energy:
                 )
             energies = energies.reshape(-1)[: meta.n_counted].to(torch.float64)
             share = energies.new_zeros(meta.n_systems).index_add(0, system[: meta.n_counted], energies)
-            return cls(energies.sum(), share, energies)
+            seed = energies.sum()
+            if differentiated == "energy" and "energy" in outputs:
+                seed = to_local(outputs["energy"]).to(torch.float64).sum()
+            return cls(seed, share, energies)
         if "energy" not in outputs:
             raise DistributedOpError(f"the model returned {sorted(outputs)}: neither 'energies' nor 'energy'")
         energy = to_local(outputs["energy"]).reshape(-1).to(torch.float64)

@@ -170,11 +170,13 @@ def _roles_of_outputs(wrapper: torch.nn.Module, into: dict[str, str]) -> Iterato
         for name, value in outputs.items():
             into[name] = value._role.name if isinstance(value, ShardTensor) else ""
 
-    handle = wrapper.register_forward_hook(note)
+    # of a sum the runtime calls the blocks, not the sum
+    handles = [block.register_forward_hook(note) for block in getattr(wrapper, "composed_of", (wrapper,))]
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def save_record(folder: str, rank: int, done: list[RankResult]) -> None:

@@ -100,6 +100,8 @@ JOBS = {
     "MACE, minimize": Job("mace-zbl", "quartz unit", "minimize 0 1e-8 3 10"),
     "MACE, units real": Job("mace-zbl", "quartz unit", "fix 1 all nve\nrun 8", units="real"),
     "7net-0": Job("7net-0", "quartz unit", "fix 1 all nve\nrun 6"),
+    "D3": Job("dftd3", "quartz", "fix 1 all nve\nrun 6"),
+    "D3, cell smaller than the cutoff": Job("dftd3", "quartz unit", "fix 1 all npt temp 300 300 0.1 tri 0 0 1\nrun 6"),
     "energy of positions": Job("positions.pkl", "quartz", "fix 1 all nve\nrun 8", stress_atom=False),
     "forces of their own": Job("direct.pkl", "quartz", "fix 1 all nve\nrun 8", stress_atom=False),
 }
@@ -117,6 +119,8 @@ def ase_folder(tmp_path_factory):
     torch.save(random_mace(**parity.MACE["mace-zbl"]), folder / "mace-zbl.model")
     export_model(f"mace:{folder / 'mace-zbl.model'}", folder / "mace-zbl.nvdd")
     export_model("sevenn:7net-0", folder / "7net-0.nvdd")
+    functional, *options = parity.DFTD3["dftd3"].items()
+    export_model(f"dftd3:{functional[1]}", folder / "dftd3.nvdd", options=dict(options))
     for name, model in (("positions", toys.toy("positions")), ("direct", toys.toy("direct")), ("charged", Charged())):
         (folder / f"{name}.pkl").write_bytes(pickle.dumps(NVDDUnified(model, {"elements": ["O", "Si"]})))
     for name in ("quartz", "quartz unit"):
@@ -131,9 +135,9 @@ def ase_numbers(request, ase_folder):
 
 
 def by_ase(job: Job, atoms: Atoms) -> parity.Results:
-    """The model's own calculator; of toys the core on one rank."""
-    if job.model.endswith(".pkl"):
-        model = toys.toy(job.model.removesuffix(".pkl"))
+    """The model's own calculator; of D3 and toys the core on one rank."""
+    if job.model.endswith(".pkl") or job.model in parity.DFTD3:
+        model = parity.wrapper(job.model) if job.model in parity.DFTD3 else toys.toy(job.model.removesuffix(".pkl"))
         out = DistributedModel(model)(Batch.from_atoms(atoms), {"energy", "energies", "forces", "stress"})
         value = lambda key: out[key].numpy()
         return parity.Results(float(value("energy")[0]), value("energies"), value("forces"), value("stress")[0], None)

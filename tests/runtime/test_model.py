@@ -16,6 +16,9 @@ LJ_STRUCTURES = (
 # exchanges in a step that rebuilds nothing
 MOST_EXCHANGES = {
     "lj": 1,
+    "dftd3": 3,  # coordination numbers, their gradient, forces
+    "dftd3-zero": 3,
+    "aimnet2": 12,  # features and charges of 3 passes and of short-range Coulomb, their gradients, forces
     "mace": 5,
     "mace-l3": 5,
     "7net-0": 11,
@@ -71,6 +74,32 @@ def test_mace_structures(ranks, world_size, structure):
     check(ranks, world_size, "mace-zbl", structure, skin=1.0)
 
 
+@pytest.mark.parametrize("structure", LJ_STRUCTURES)
+@pytest.mark.parametrize("world_size", RANKS)
+def test_dftd3(ranks, world_size, structure):
+    """Pairs, coordination numbers and triples with a cutoff each; 2 and 3 ranks with domains thinner than all of them."""
+    check(ranks, world_size, "dftd3", structure, skin=1.0 if world_size == 2 else 0.5)
+
+
+@pytest.mark.parametrize("options", ({"grid_dims": (1, 1, 4)}, {"balance": "rcb"}, {"halo_correction": True}), ids=str)
+@pytest.mark.parametrize("model", parity.DFTD3)
+def test_dftd3_options(ranks, model, options):
+    check(ranks, 4, model, "triclinic", **options)
+
+
+@pytest.mark.parametrize("structure", ("quartz", "silica left-handed", "silica wire", "silica tiny", "silica gas", "silica pair", "silica atom"))  # fmt: skip
+@pytest.mark.parametrize("world_size", (1, 2, 3))
+def test_aimnet2(ranks, world_size, structure):
+    """Charges are equilibrated over all ranks in each layer."""
+    check(ranks, world_size, "aimnet2", structure, skin=1.0 if world_size == 2 else 0.5)
+
+
+@pytest.mark.parametrize("model,structure", (("aimnet2", "silica bar"), ("aimnet2-open", "quartz unit")))
+def test_aimnet2_options(ranks, model, structure):
+    """Domains thinner than the cutoff; two charge channels."""
+    check(ranks, 3, model, structure, grid_dims=(1, 1, 3))
+
+
 # the rest of the envelope for both kinds of network
 SILICA = ("left-handed", "unwrapped", "wire", "tiny", "gas", "pair", "atom")
 
@@ -118,7 +147,9 @@ def test_halo_correction(ranks, world_size, model, structure):
     check(ranks, world_size, model, structure, halo_correction=True)
 
 
-STRAINED = {"lj": ("triclinic", 1e-4, 1e-6), "mace-zbl": ("quartz unit", 2e-4, 1e-6), "7net-0/float64": ("quartz unit", 1e-4, 1e-6),
+# a strain so small that no pair crosses the cutoffs of D3, where its energy jumps
+STRAINED = {"lj": ("triclinic", 1e-4, 1e-6), "dftd3": ("quartz unit", 2e-6, 1e-6), "dftd3-zero": ("quartz unit", 2e-6, 1e-6),
+            "aimnet2": ("quartz unit", 1e-4, 1e-6), "mace-zbl": ("quartz unit", 2e-4, 1e-6), "7net-0/float64": ("quartz unit", 1e-4, 1e-6),
             "7net-0": ("quartz unit", 4e-3, 1e-3)}  # fmt: skip
 
 
@@ -145,13 +176,15 @@ def test_stress_by_finite_differences(ranks, model):
 
 SEVERAL = {
     "lj": ["slab", "atom", "tiny cell", "pair"],
+    "dftd3": ["slab", "atom", "tiny cell", "pair"],
+    "aimnet2": ["silica wire", "silica atom", "silica tiny", "silica pair"],
     "mace": ["silica wire", "silica atom", "silica tiny", "silica pair"],
     "7net-0/float64": ["silica wire", "silica atom", "silica tiny", "silica pair"],
 }
 
 
-@pytest.mark.parametrize("model", SEVERAL)
-@pytest.mark.parametrize("world_size", RANKS)
+# aimnet takes each process seconds to import
+@pytest.mark.parametrize("world_size,model", [(n, m) for n in RANKS for m in SEVERAL if n < 4 or m != "aimnet2"])
 def test_several_systems(ranks, world_size, model):
     """In one batch as each alone; on 2 ranks and more some rank lacks a system."""
     names = SEVERAL[model]
@@ -191,7 +224,14 @@ def changes(name: str) -> list:
 
 
 @pytest.mark.parametrize(
-    "model,structure", (("lj", "triclinic"), ("mace", "silica bar"), ("7net-0/float64", "silica bar"))
+    "model,structure",
+    (
+        ("lj", "triclinic"),
+        ("dftd3", "triclinic"),
+        ("aimnet2", "silica bar"),
+        ("mace", "silica bar"),
+        ("7net-0/float64", "silica bar"),
+    ),
 )
 @pytest.mark.parametrize("world_size", (2, 3))
 def test_what_changes_between_calls(ranks, world_size, model, structure):

@@ -96,6 +96,47 @@ def random_mace(
         torch.set_default_dtype(before)
 
 
+def aimnet2_network(channels: int = 1, short_range: bool = True) -> dict[str, Any]:
+    """A small AIMNet2 in the words of aimnet's configuration; see `random_aimnet2`."""
+    energy = {"key_in": "energy", "key_out": "energy"}
+    mlp = {"activation_fn": "torch.nn.GELU", "last_linear": True, "hidden": [16]}
+    module = lambda name, **kwargs: {"class": f"aimnet.modules.{name}", "kwargs": kwargs}
+    outputs = {
+        "energy_mlp": module("Output", n_in=24, n_out=1, key_in="aim", key_out="energy", mlp=mlp),
+        "atomic_shift": module("AtomicShift", **energy),
+        "atomic_sum": module("AtomicSum", **energy),
+    }
+    if short_range:
+        outputs["srcoulomb"] = module("SRCoulomb", rc=4.0, key_in="charges", key_out="energy")
+    network = {
+        "nfeature": 6, "d2features": True, "ncomb_v": 4, "hidden": [[32], [32], [32, 24]], "aim_size": 24,
+        "aev": {"rc_s": 4.5, "nshifts_s": 6}, "outputs": outputs, "num_charge_channels": channels,
+    }  # fmt: skip
+    return {"class": "aimnet.models.AIMNet2", "kwargs": network}
+
+
+@cache
+def random_aimnet2(channels: int = 1, short_range: bool = True, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+    """An AIMNet2 with random weights and a small network; built once per set of arguments, so don't change it.
+
+    Args:
+        channels: of charges: 1 (closed shell), 2 (open shell).
+        short_range: takes off short-range Coulomb energy, as published models do.
+        dtype: of the weights.
+    """
+    from aimnet.config import build_module
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = build_module(aimnet2_network(channels, short_range))
+        with torch.no_grad():  # charges of some tenths, and forces of some eV/A
+            for mlp in model.mlps[:-1]:
+                [layer for layer in mlp if hasattr(layer, "weight")][-1].weight[: 2 * channels] *= 3
+            model.outputs["energy_mlp"].mlp[-1].weight *= 5
+            model.outputs["atomic_shift"].shifts.weight[1:].uniform_(-3, -1)  # row 0 is the dummy's
+    return model.to(dtype).eval().requires_grad_(False)
+
+
 # --- structures ---------------------------------------------------------------------------------------------
 
 
@@ -139,6 +180,8 @@ def make_batch(wrapper: Any, systems: Atoms | list[Atoms], dtype: torch.dtype | 
         cell=batch.cell,
         pbc=batch.pbc,
         batch=batch.batch,
+        node_fields=batch.node_fields,
+        system_fields=batch.system_fields,
         neighbor_list=torch.tensor(np.concatenate(pairs)),
         neighbor_list_shifts=torch.tensor(np.concatenate(shifts)),
         edge_vectors=leaf,

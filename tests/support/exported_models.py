@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
-from nvdd.specs import SPEC_MPNN_HALO
+from nvdd.specs import SPEC_MPNN_HALO, MLIPSpec, OutputKind, OutputSpec
 
 
 class Pairs(torch.nn.Module, BaseModelMixin):
@@ -73,3 +73,25 @@ def forgetful() -> Forgetful:
 
 
 _SECRETS = iter(range(1, 1000))
+
+
+class Charges(Pairs):
+    """Charges, and no energy, in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model_config = ModelConfig(outputs=frozenset({"charges"}), active_outputs={"charges"},
+                                        neighbor_config=NeighborConfig(cutoff=3.0), elements=frozenset({8, 14}))  # fmt: skip
+        self.float()
+
+    def forward(self, data: Batch) -> ModelOutputs:
+        pair = torch.exp(-data.edge_vectors.norm(dim=1))
+        zero = torch.zeros(data.n_atoms, dtype=pair.dtype, device=pair.device)
+        return ModelOutputs(charges=self.scale * zero.index_add(0, data.receivers, pair))
+
+    def distribution_spec(self, strategy: Any = None):
+        return MLIPSpec(SPEC_MPNN_HALO.distribution, {"charges": OutputSpec(OutputKind.PER_NODE)})
+
+
+def charges() -> Charges:
+    return Charges()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from ase import Atoms
 
-from builders import random_mace
+from builders import random_aimnet2, random_mace
 from nvdd import (
     Batch,
     DistributedModel,
@@ -38,6 +38,11 @@ MACE = {
     "mace-zbl": {"zbl": True, "n_layers": 2},
     "mace-zbl-agnesi-3-l3": {"zbl": True, "n_layers": 3, "l_max": 3, "distance_transform": "Agnesi"},
 }
+DFTD3 = {
+    "dftd3": {"functional": "pbe", "atm": True, "cutoff": 9.0, "cutoff_cn": 7.0, "cutoff_atm": 6.0},
+    "dftd3-zero": {"functional": "b3lyp", "damping": "zero", "cutoff": 8.0, "cutoff_cn": 10.0},
+}
+AIMNET2 = {"aimnet2": {}, "aimnet2-open": {"channels": 2}}
 SEVENN = {"7net-0": None, "7net-l3i5": None, "7net-mf-0": "PBE"}
 
 
@@ -48,6 +53,14 @@ def wrapper(name: str) -> Any:
         from nvdd.models.lj import LennardJonesModelWrapper
 
         return LennardJonesModelWrapper(**LJ)
+    if name in DFTD3:
+        from nvdd.models.dftd3 import DFTD3ModelWrapper
+
+        return DFTD3ModelWrapper(**DFTD3[name])
+    if name in AIMNET2:
+        from nvdd.models.aimnet2 import AIMNet2Wrapper
+
+        return AIMNet2Wrapper(random_aimnet2(**AIMNET2[name]))
     if name in MACE:
         from nvdd.models.mace import MACEWrapper
 
@@ -92,9 +105,9 @@ def reference(model: str, name: str) -> Results:
 
 
 def exact(model: str, atoms: Atoms) -> Results:
-    """One process, without nvdd; of "7net-0/float64" the wrapper alone, on plain tensors."""
+    """One process, without nvdd; of "7net-0/float64", D3 and AIMNet2 the wrapper alone, on plain tensors."""
     atoms = atoms.copy()
-    if "/" in model:
+    if "/" in model or model in DFTD3 or model in AIMNET2:
         return _plain(wrapper(model), atoms)
     if model == "lj":
         from ase.data import atomic_numbers

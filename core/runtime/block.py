@@ -1,0 +1,209 @@
+"""`Block`: one model of those whose sum a `DistributedModel` evaluates, and its pass on one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from nvdd.adapters import AdapterRegistry
+from nvdd.adapters.scripted import ScriptedCalls
+from nvdd.communicator import Communicator
+from nvdd.config import DomainConfig
+from nvdd.data import Batch
+from nvdd.errors import DistributedOpError, InputError
+from nvdd.model_config import EdgeLayout, NeighborListFormat
+from nvdd.policy import HaloStoragePolicy, LocalStoragePolicy, ShardedStoragePolicy
+from nvdd.roles import ShardMeta
+from nvdd.runtime.graph import LocalGraph
+from nvdd.runtime.leaves import Derivatives, EdgeVectorLeaf, PositionLeaf
+from nvdd.runtime.outputs import Energy, check_roles
+from nvdd.runtime.wiring import Feed
+from nvdd.shard_tensor import to_local
+from nvdd.specs import ForceStrategy, MLIPSpec
+
+_SPATIAL = (HaloStoragePolicy, ShardedStoragePolicy, LocalStoragePolicy)
+_RETURNS_FORCES = (ForceStrategy.DIRECT, ForceStrategy.MODEL_INTERNAL)
+# what comes of a derivative -> the output that stands for it where the model itself returns it
+_RETURNED_AS = {"forces": "forces", "virial": "stress", "virials": "stresses", "pair_forces": "pair_forces"}
+
+
+@dataclass(eq=False)
+class Pass:
+    """One block on one step.
+
+    Attributes:
+        graph, meta: its edges, and its partition.
+        leaf: what the energy is differentiated by.
+        raw: what the wrapper returned.
+        energy: None of a model without one.
+        feeds: what it read of other blocks.
+        derivatives: of its energy, and of what other blocks made of its outputs.
+    """
+
+    graph: LocalGraph
+    meta: ShardMeta
+    leaf: Any
+    raw: Mapping[str, Tensor]
+    energy: Energy | None
+    feeds: list[Feed]
+    derivatives: Derivatives = field(default_factory=Derivatives)
+
+    def let_go(self) -> None:
+        """Drops the autograd graph, of which nothing is needed any more."""
+        self.leaf, self.feeds = None, []
+        self.raw = {k: to_local(v).detach() if isinstance(v, Tensor) else v for k, v in self.raw.items()}
+        self.energy = self.energy.detached() if self.energy is not None else None
+
+
+class Block:
+    """A wrapper, its spec, and how it is evaluated on a part of the graph.
+
+    Args:
+        wrapper: a `BaseModelMixin` module; its ``distributed_setup`` is given this object.
+        comm: the ranks.
+        config: of the run.
+        spec: None for the wrapper's own.
+        name: for messages: ``"block 1 (LennardJonesModelWrapper)"``; the class's name for a model by itself.
+        energyless: whether it may return no energy, since another block reads its outputs.
+
+    Attributes:
+        cutoff: A; it sees the edges with r < cutoff and no others.
+        bonds: whether it reads reverse edges or bonds.
+        layout: of its edges.
+        adapters: those of the spec, in place while the model runs.
+    """
+
+    def __init__(
+        self, wrapper: Any, comm: Communicator, config: DomainConfig, spec: MLIPSpec | None, name: str, energyless: bool
+    ) -> None:
+        self.wrapper, self.comm, self.config, self.name, self.energyless = wrapper, comm, config, name, energyless
+        self.spec = spec if spec is not None else resolve_spec(wrapper, config.strategy)
+        self._check_spec()
+        neighbors = wrapper.model_config.neighbor_config
+        if neighbors is None:
+            raise InputError(f"{name}: its model_config has no neighbor_config, so its cutoff is unknown")
+        if neighbors.format is not NeighborListFormat.COO:
+            raise InputError(f"{name} wants neighbours as {neighbors.format.value}; only 'coo' is distributed")
+        self.cutoff, self.bonds = neighbors.cutoff, neighbors.bonds
+        self.layout: EdgeLayout = getattr(wrapper, "edge_layout", EdgeLayout())
+        self.adapters = AdapterRegistry((*self.spec.all_adapters, ScriptedCalls()))
+        if hasattr(wrapper, "distributed_setup"):
+            wrapper.distributed_setup(self)
+
+    def _check_spec(self) -> None:
+        if self.spec is None:
+            raise InputError(
+                f"{self.name} declares no distribution_spec; return a preset from it (SPEC_MPNN_HALO suits "
+                "message-passing models) or pass spec="
+            )
+        policy = self.spec.distribution.policy
+        if not isinstance(policy, _SPATIAL):
+            raise InputError(
+                f"{self.name}: strategy 'halo' divides atoms in space, and needs a spec whose policy is one of "
+                f"{', '.join(p.__name__ for p in _SPATIAL)}; this one has {policy}"
+            )
+
+    @property
+    def outputs(self) -> set[str]:
+        """Names that it can be asked for."""
+        names = {"energy", "forces", "stress", "virial"} | set(self.wrapper.model_config.outputs)
+        if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS:
+            return names | {"stresses"}
+        # from a derivative by positions there is no share of each atom
+        return names - ({"stresses"} if self.spec.force_strategy is ForceStrategy.POSITIONS else set())
+
+    def meta(self, graph: LocalGraph, n_systems: int) -> ShardMeta:
+        """The partition behind the tensors of one pass."""
+        rows = graph.edge_rows
+        return ShardMeta(
+            graph.topology.plan,
+            n_systems,
+            graph.topology.n_phantom,
+            self.spec.distribution.policy,
+            {} if rows is None else {"edges": rows.edges, "bonds": rows.bonds},
+            directory=graph.topology.directory,
+        )
+
+    @contextmanager
+    def running(self, meta: ShardMeta) -> Iterator[None]:
+        """The spec's adapters in place: around a forward, and a backward, in which checkpointed parts run again."""
+        with self.adapters.running(meta, type(self.wrapper).__name__):
+            yield
+
+    def forward(self, batch: Batch, graph: LocalGraph, meta: ShardMeta, feeds: list[Feed]) -> Pass:
+        """Evaluates the wrapper; to be called inside `running`."""
+        leaf_type = EdgeVectorLeaf if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS else PositionLeaf
+        leaf = leaf_type(batch, graph, meta, self.layout, self.wrapper.dtype)
+        for feed in feeds:
+            feed.give(leaf.batch, meta, self.wrapper.dtype)
+        raw = self.wrapper(leaf.batch)
+        meta.settle()
+        check_roles(raw, self.spec, meta)
+        silent = self.energyless and not {"energy", "energies"} & raw.keys()
+        by = self.wrapper.model_config.differentiated
+        energy = None if silent else Energy.of(raw, self.spec, meta, graph.topology.system, by)
+        return Pass(graph, meta, leaf, raw, energy, feeds)
+
+    def derive(
+        self, done: Pass, wanted: set[str], seeds: list[tuple[Tensor, Tensor]], create_graph: bool
+    ) -> list[Tensor]:
+        """Fills ``done.derivatives``; to be called inside `running`.
+
+        Args:
+            done: the pass.
+            wanted: outputs of the whole model that are asked for.
+            seeds: outputs that other blocks have read, and the gradients of their energies by these.
+            create_graph: to differentiate the result again.
+
+        Returns:
+            The gradient of the energy by each of ``done.feeds``.
+        """
+        names = _to_derive(wanted)
+        mine = {name for name in names if _RETURNED_AS[name] not in done.raw}
+        outputs: list[Tensor] = [tensor for tensor, _ in seeds]
+        gradients: list[Tensor | None] = [gradient for _, gradient in seeds]
+        if mine and done.energy is not None:
+            if self.spec.force_strategy in _RETURNS_FORCES:
+                raise DistributedOpError(
+                    f"the spec of {self.name} says that the model itself returns forces ({self.spec.force_strategy.value}), "
+                    f"but it returned {sorted(done.raw)}; asked for: {sorted(wanted)}"
+                )
+            self._check_graph(done.energy)
+            outputs.append(done.energy.differentiated)
+            gradients.append(None)
+        # what it predicts itself has no derivative, but what others read of it has
+        names = (names if seeds else mine) if outputs else set()
+        inputs = [feed.value for feed in done.feeds if not feed.wire.fixed]
+        done.derivatives, found = done.leaf.derive(outputs, gradients, names, inputs, create_graph)
+        return found
+
+    def _check_graph(self, energy: Energy) -> None:
+        if not energy.differentiated.requires_grad:
+            raise DistributedOpError(
+                f"{self.name}: the energy does not depend on the geometry that the model was given: it was computed under "
+                "no_grad or from detached tensors, or not from data.edge_vectors (EDGE_VECTORS) or data.positions (POSITIONS)"
+            )
+
+
+def _to_derive(wanted: set[str]) -> set[str]:
+    names = wanted & {"pair_forces", "forces"}
+    if wanted & {"stress", "virial"}:
+        names.add("virial")
+    if "stresses" in wanted:
+        names.add("virials")
+    return names
+
+
+def derives(wanted: set[str]) -> bool:
+    """Whether anything of what is asked for comes of a derivative."""
+    return bool(_to_derive(wanted))
+
+
+def resolve_spec(wrapper: Any, strategy: Any) -> MLIPSpec | None:
+    """The spec of a wrapper: ``distribution_spec`` may be a method, a property or an attribute."""
+    declared = getattr(wrapper, "distribution_spec", None)
+    return declared(strategy) if callable(declared) else declared
