@@ -61,7 +61,9 @@ class DomainParallel:
         if not hasattr(model, "shares"):
             model = DistributedModel(model, config)
         elif config is not None and config != model.config:
-            raise InputError("the DistributedModel has a DomainConfig already: leave out config=, or give the bare model")
+            raise InputError(
+                "the DistributedModel has a DomainConfig already: leave out config=, or give the bare model"
+            )
         self.model: DistributedModel = model
         self.config: DomainConfig = model.config
         self.comm: Communicator = model.comm
@@ -127,7 +129,9 @@ class DomainParallel:
         if not len(state.ids):
             raise InputError("partition was given no atoms")
         if self.dynamics.needs_stress and bool((state.volume == 0).any()):
-            raise InputError(f"{type(self.dynamics).__name__} needs a cell with three independent vectors; this one has no volume")
+            raise InputError(
+                f"{type(self.dynamics).__name__} needs a cell with three independent vectors; this one has no volume"
+            )
         return state
 
     def _adopt(self, batch: ShardedBatch, started: bool = False) -> ShardedBatch:
@@ -246,7 +250,11 @@ class DomainParallel:
             if failure is not None:
                 raise failure
             return
-        told = None if failure is None else (isinstance(failure, InputError), f"{type(failure).__name__}: {failure}", str(failure))
+        told = (
+            None
+            if failure is None
+            else (isinstance(failure, InputError), f"{type(failure).__name__}: {failure}", str(failure))
+        )
         for rank, found in enumerate(self.comm.all_gather_object(told, "failures")):
             if found is not None:
                 is_input, named, text = found

@@ -33,7 +33,12 @@ class Migration:
     """
 
     def __init__(
-        self, comm: Communicator, grid: tuple[int, ...] | None, balance: str, hysteresis: float, rebalance_every: int | None
+        self,
+        comm: Communicator,
+        grid: tuple[int, ...] | None,
+        balance: str,
+        hysteresis: float,
+        rebalance_every: int | None,
     ) -> None:
         self.comm, self.grid, self.balance = comm, grid, balance
         self.hysteresis, self.rebalance_every = hysteresis, rebalance_every
@@ -57,7 +62,9 @@ class Migration:
             if self.balance != "rcb":
                 domains = grid_domains(comm, points, frame, self.grid)
                 counts = np.bincount(domains.owner(points), minlength=comm.size)
-                counts = comm.all_reduce(torch.from_numpy(counts).to(comm.message_device), "sum", "atoms of domains").tolist()
+                counts = comm.all_reduce(
+                    torch.from_numpy(counts).to(comm.message_device), "sum", "atoms of domains"
+                ).tolist()
                 mean = sum(counts) / comm.size
                 if self.balance == "auto" and self.grid is None and max(counts) > max(_TOLERATED * mean, np.ceil(mean)):
                     domains = None

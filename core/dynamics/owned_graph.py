@@ -70,7 +70,13 @@ class OwnedGraph:
     """
 
     def __init__(
-        self, comm: Communicator, cutoff: float, skin: float, width: float, edge_rows: bool = False, directory: bool = False
+        self,
+        comm: Communicator,
+        cutoff: float,
+        skin: float,
+        width: float,
+        edge_rows: bool = False,
+        directory: bool = False,
     ) -> None:
         self.comm, self.cutoff, self.skin, self.width = comm, cutoff, skin, width
         self.edge_rows, self.directory = edge_rows, directory
@@ -105,7 +111,9 @@ class OwnedGraph:
         least (1 - |F - 1|) R - 2 max |u|, with the Frobenius norm.
         """
         before, moved = self._reference, state.positions - self._reference.positions
-        room = torch.full((state.n_systems,), 0.5 * (self.width - self.cutoff), dtype=torch.float64, device=moved.device)
+        room = torch.full(
+            (state.n_systems,), 0.5 * (self.width - self.cutoff), dtype=torch.float64, device=moved.device
+        )
         if self._cell_changed(state):
             if before.inverse is None:  # a cell without volume
                 return torch.tensor([_NOW])
@@ -144,7 +152,9 @@ class OwnedGraph:
             scaled = frame.scaled(positions[rows])
             home[rows] = domain.beside(scaled, self.comm.rank, frame.pbc)
             images[rows] = np.rint(home[rows] - scaled)
-        own = _Records.of(home, images, state.ids.cpu().numpy(), state.atomic_numbers.cpu().numpy(), system, self.comm.rank)
+        own = _Records.of(
+            home, images, state.ids.cpu().numpy(), state.atomic_numbers.cpu().numpy(), system, self.comm.rank
+        )
         others = self._exchange(own.table, members, frames)
         edges = [self._search(own.table, rows, others[k], frames[k]) for k, rows in enumerate(members)]
         receiver, shift, senders = (np.concatenate(parts) for parts in zip(*edges, strict=True))
@@ -211,7 +221,9 @@ class OwnedGraph:
         i, j = edges.receiver[mine], edges.sender[mine]
         return rows[i], everything[j, 3:6] - own[i, 3:6], everything[j]
 
-    def _set(self, state: DynamicsState, species: int, receiver: np.ndarray, shift: np.ndarray, senders: _Records) -> None:
+    def _set(
+        self, state: DynamicsState, species: int, receiver: np.ndarray, shift: np.ndarray, senders: _Records
+    ) -> None:
         """From senders on other ranks to halo rows, and the exchange of these."""
         comm, edge_rows = self.comm, None
         if self.edge_rows:

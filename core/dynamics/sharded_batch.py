@@ -154,7 +154,9 @@ def _from_root(table: Tensor, bounds: list[int], comm: Communicator, what: str) 
             mine[filled : filled + n] = table[start : start + n]
         else:
             receive[0] = n
-        arrived = comm.exchange(torch.cat(parts).to(comm.message_device), send, receive, f"scatter of {what}", setup=True)
+        arrived = comm.exchange(
+            torch.cat(parts).to(comm.message_device), send, receive, f"scatter of {what}", setup=True
+        )
         if comm.rank:
             mine[filled : filled + n] = arrived.cpu()
         filled += n
@@ -179,4 +181,6 @@ def _to_root(table: Tensor, comm: Communicator, what: str) -> Iterator[Tensor]:
 
 def _check_complete(ids: Tensor, n: int) -> None:
     if len(ids) != n or not torch.equal(torch.sort(ids)[0], torch.arange(n)):
-        raise NvddError(f"the ranks together have {len(ids)} atoms, and not each of the {n} atoms once; please report this")
+        raise NvddError(
+            f"the ranks together have {len(ids)} atoms, and not each of the {n} atoms once; please report this"
+        )

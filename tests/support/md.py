@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from ase import units
+
 import parity
-import torch
 from nvdd import Batch, DomainConfig
 from nvdd.communicator import Communicator
 from nvdd.dynamics.base import BaseDynamics
@@ -44,10 +45,9 @@ def evaluate_on_rank(comm: Communicator, model: str, names: list[str], options: 
 
 def hot_argon(repeat=(3, 3, 4), temperature: float = 120.0, seed: int = 4) -> Any:
     """Argon that moves a lot: atoms cross domains all the time."""
-    from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
-
     atoms = parity.STRUCTURES["argon"](repeat)
-    MaxwellBoltzmannDistribution(atoms, temperature_K=temperature, rng=np.random.default_rng(seed))
+    spread = np.sqrt(units.kB * temperature / atoms.get_masses())[:, None]
+    atoms.set_velocities(spread * np.random.default_rng(seed).normal(size=(len(atoms), 3)))
     return atoms
 
 
