@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
@@ -141,7 +142,7 @@ def _from_root(table: Tensor, bounds: list[int], comm: Communicator, what: str) 
     """Rows ``bounds[r]`` to ``bounds[r + 1]`` of rank 0's table, for rank r."""
     if comm.size == 1:
         return table
-    sizes = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+    sizes = [b - a for a, b in itertools.pairwise(bounds)]
     mine, filled = table.new_empty(sizes[comm.rank], table.shape[1]), 0
     for start in range(0, max(sizes), _PIECE):
         counts = [max(0, min(_PIECE, size - start)) for size in sizes]
