@@ -84,6 +84,15 @@ _PUBLIC = {
     "ParticleHaloConfig": "nvdd.halo",
     "reshard_by_destination": "nvdd.reshard",
     "trace_and_validate": "nvdd.validate",
+    "CSVR": "nvdd.dynamics.velocity_rescale",
+    "Langevin": "nvdd.dynamics.langevin",
+    "NPH": "nvdd.dynamics.npt",
+    "NPT": "nvdd.dynamics.npt",
+    "NVE": "nvdd.dynamics.verlet",
+    "NoseHoover": "nvdd.dynamics.nose_hoover",
+    "Simulation": "nvdd.dynamics.single",
+    "VelocityRescale": "nvdd.dynamics.velocity_rescale",
+    "draw_velocities": "nvdd.dynamics.velocities",
 }
 
 __all__ = [*_PUBLIC, "__version__"]

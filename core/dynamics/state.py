@@ -158,6 +158,8 @@ class DynamicsState:
 
     def of_atoms(self, values: Tensor) -> Tensor:
         """(n_systems, ...) per-system values -> (n, ...): that of each atom's system."""
+        if self.n_systems == 1:
+            return values.expand(self.system.shape[0], *values.shape[1:])
         return values.index_select(0, self.system)
 
     def per_atom(self) -> dict[str, Tensor]:
