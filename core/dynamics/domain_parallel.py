@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from nvdd.communicator import Communicator
 from nvdd.config import DomainConfig
 from nvdd.data import Batch
 from nvdd.dynamics.base import BaseDynamics, Evaluator
+from nvdd.dynamics.checkpoint import load_checkpoint
 from nvdd.dynamics.hooks import Hook, Observation
 from nvdd.dynamics.migration import Migration
 from nvdd.dynamics.owned_graph import OwnedGraph
@@ -82,7 +84,7 @@ class DomainParallel:
         self.migration = Migration(self.comm, grid, config.balance, hysteresis, config.rebalance_every)
         self.evaluate = _RankEvaluator(dynamics, self._compute, self.comm)
         self.batch: ShardedBatch | None = None
-        self._started = False
+        self._started = self._restarted = False
         self._failure: Exception | None = None
         self._waited = self._since = 0.0
         self._closed = False
@@ -134,9 +136,36 @@ class DomainParallel:
             )
         return state
 
-    def _adopt(self, batch: ShardedBatch, started: bool = False) -> ShardedBatch:
+    def restart(self, path: str | Path, integrator: bool = True) -> ShardedBatch:
+        """Goes on from a checkpoint, of a run on any number of ranks; instead of `partition`. Every rank calls it at once.
+
+        Args:
+            path: of the checkpoint.
+            integrator: whether its thermostat, barostat, noise and step number go on, too. False takes atoms,
+                velocities and cell alone, for another integrator.
+
+        Raises:
+            InputError: it can't be read, or another integrator wrote it.
+        """
+        failure = batch = None
+        try:
+            batch, parameters = load_checkpoint(path, self.comm)
+            wrote, mine = parameters.get("dynamics"), type(self.dynamics).__name__
+            if integrator and wrote != mine:
+                raise InputError(
+                    f"{path} was written by {wrote}, whose state {mine} can't take over; go on with {wrote}, or take its atoms "
+                    "alone: restart(path, integrator=False)"
+                )
+        except Exception as error:
+            failure = error
+        self._raise_together(failure)
+        if not integrator:
+            batch.state.node_state, batch.state.system_state, batch.state.step = {}, {}, 0
+        return self._adopt(batch, restarted=integrator)
+
+    def _adopt(self, batch: ShardedBatch, restarted: bool = False) -> ShardedBatch:
         """Atoms in blocks become those of domains."""
-        self.batch, self._started = batch, started
+        self.batch, self._started, self._restarted = batch, False, restarted
         self.migration.divide(batch.state)
         self.graph.build(batch.state, self.migration.domains)
         return batch
@@ -173,13 +202,15 @@ class DomainParallel:
         if self._started:
             return
         self._started = True
+        for hook in self.hooks:
+            self._guarded(hook.open, self)
+        self._settle()
+        if self._restarted:  # forces and the integrator's state came with the atoms; the last run has logged them
+            return
         due = self._due(state.step)
         self.evaluate.want_stress = any(hook.needs_stress for hook in due)
         self.evaluate(state)
-        if not state.node_state and not state.system_state:
-            self.dynamics.initialise(state, self.evaluate)
-        for hook in self.hooks:
-            self._guarded(hook.open, self)
+        self.dynamics.initialise(state, self.evaluate)
         self._call(due)
 
     def step(self) -> None:

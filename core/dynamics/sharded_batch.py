@@ -65,7 +65,7 @@ class ShardedBatch:
             header = {
                 "n": len(state.ids),
                 "layout": tables.layout,
-                "whole": {name: whole[name] for name in _WHOLE},
+                "whole": {name: whole[name] for name in WHOLE},
                 "types": {key: (table.dtype, table.shape[1]) for key, table in tables.columns.items()},
             }
         header = comm.all_gather_object(header, "scatter")[0]
@@ -128,7 +128,7 @@ class ShardedBatch:
 
 
 # what all ranks have alike
-_WHOLE = (
+WHOLE = (
     "cell", "pbc", "n_atoms", "n_fixed", "total_mass", "energy", "stress", "fix_com", "step", "system_fields",
     "system_state",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,22 +52,38 @@ def hot_argon(repeat=(3, 3, 4), temperature: float = 120.0, seed: int = 4) -> An
     return atoms
 
 
-def run_on_rank(comm: Communicator, model: str, atoms: Any, dynamics: BaseDynamics, steps: int, options: dict) -> dict:
-    """Runs on each rank; all atoms come from rank 0, positions and velocities go back there."""
-    run = DomainParallel(dynamics, parity.wrapper(model), DomainConfig(mesh=comm, **options))
-    run.partition(Batch.from_atoms(atoms) if comm.rank == 0 else None)
+def run_on_rank(
+    comm: Communicator,
+    model: str,
+    atoms: Any,
+    dynamics: BaseDynamics,
+    steps: int,
+    options: dict,
+    hooks: Sequence[Any] = (),
+    **start: Any,
+) -> dict:
+    """Runs on each rank; all atoms come from rank 0 or a checkpoint (a path), positions and velocities go to rank 0."""
+    run = DomainParallel(dynamics, parity.wrapper(model), DomainConfig(mesh=comm, **options), hooks)
+    if isinstance(atoms, str):
+        run.restart(atoms, **start)
+    else:
+        run.partition(Batch.from_atoms(atoms) if comm.rank == 0 else None, **start)
     largest = run.batch.n_owned
-    converged = run.run(steps)
+    with run:
+        converged = run.run(steps)
     rows = run.batch.gather_rows(["positions", "velocities", "forces"])
+    run_kinetic = run.evaluate.reduce(run.state, "kinetic_energy")["kinetic_energy"]
     return {
         **({k: v.numpy() for k, v in rows.items()} if rows else {}),
         "cell": run.state.cell.numpy(),
         "energy": run.state.energy.numpy(),
+        "conserved": dynamics.conserved(run.state, run_kinetic).numpy(),
         "migrated": run.migration.n_migrated,
         "builds": run.graph.n_builds,
         "evaluations": run.evaluate.n_evaluations,
         "rebalanced": run.migration.n_rebalanced,
         "owned": max(largest, run.batch.n_owned),
+        "now": run.batch.n_owned,
         "steps": run.state.step,
         "converged": converged,
     }
