@@ -41,6 +41,7 @@ class DomainParallel:
     Attributes:
         batch: the `ShardedBatch` in hand; None before `partition`.
         comm: the ranks.
+        want_stress_at: number of a step after which the stress is wanted, beside those for which a hook needs it.
 
     Example::
 
@@ -84,6 +85,7 @@ class DomainParallel:
         self.migration = Migration(self.comm, grid, config.balance, hysteresis, config.rebalance_every)
         self.evaluate = _RankEvaluator(dynamics, self._compute, self.comm)
         self.batch: ShardedBatch | None = None
+        self.want_stress_at: int | None = None
         self._started = self._restarted = False
         self._failure: Exception | None = None
         self._waited = self._since = 0.0
@@ -220,7 +222,7 @@ class DomainParallel:
         if self.graph.due:
             self._migrate()
         due = self._due(state.step + 1)
-        self.evaluate.want_stress = any(hook.needs_stress for hook in due)
+        self.evaluate.want_stress = any(hook.needs_stress for hook in due) or state.step + 1 == self.want_stress_at
         self.dynamics.step(state, self.evaluate)
         state.step += 1
         self._call(due)
