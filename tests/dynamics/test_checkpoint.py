@@ -82,7 +82,9 @@ def test_what_can_t_be_read(tmp_path):
     with pytest.raises(InputError, match="is no checkpoint of this version of nvdd"):
         load_checkpoint(tmp_path / "weights.ckpt", comm)
     with pytest.raises(InputError, match="there is no folder"):
-        md.run_on_rank(comm, "lj", md.hot_argon((1, 1, 1)), md.Verlet(1.0), 1, {}, [Checkpoint(tmp_path / "a" / "b.ckpt")])
+        md.run_on_rank(
+            comm, "lj", md.hot_argon((1, 1, 1)), md.Verlet(1.0), 1, {}, [Checkpoint(tmp_path / "a" / "b.ckpt")]
+        )
 
 
 def test_a_file_is_replaced_when_the_new_one_is_whole(tmp_path):
