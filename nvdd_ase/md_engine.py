@@ -121,7 +121,7 @@ class MDEngine:
         """Totals over all atoms: a record as in the log, cell (3, 3), energy and stress (3, 3) or None."""
         run = self.run_of
         seen = Observation.of(run)
-        values = record(seen, run.dynamics.timestep, self._speed.look(seen.step))[0]
+        values = record(seen, run.dynamics.timestep * run.dynamics.kinetic, self._speed.look(seen.step))[0]
         return {
             "record": values,
             "cell": run.state.cell[0].cpu().numpy(),

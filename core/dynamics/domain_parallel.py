@@ -45,7 +45,7 @@ class DomainParallel:
 
     Example::
 
-        run = DomainParallel(dynamics=VelocityVerlet(timestep=1.0), model=wrapper, config=DomainConfig(mesh=mesh))
+        run = DomainParallel(dynamics=NVE(timestep=1.0), model=wrapper, config=DomainConfig(mesh=mesh))
         run.partition(Batch.from_atoms(atoms))  # those of rank 0 are taken
         run.run(1000)
         final = run.gather()  # a Batch on rank 0, None elsewhere
@@ -60,7 +60,7 @@ class DomainParallel:
     ) -> None:
         self.dynamics = dynamics
         if not isinstance(dynamics, BaseDynamics):
-            raise InputError(f"dynamics must be a BaseDynamics, for example VelocityVerlet(1.0); got {dynamics!r}")
+            raise InputError(f"dynamics must be a BaseDynamics, for example NVE(1.0); got {dynamics!r}")
         if not hasattr(model, "shares"):
             model = DistributedModel(model, config)
         elif config is not None and config != model.config:
@@ -138,6 +138,19 @@ class DomainParallel:
             )
         return state
 
+    def take(self, batch: ShardedBatch) -> ShardedBatch:
+        """Goes on with the atoms of another run on the same ranks, from step 0; instead of `partition`.
+
+        Positions, velocities, cell and constraints are taken, not the state of the other integrator. The other run's
+        atoms are left as they are. Every rank calls it at once.
+        """
+        if batch.comm.size != self.comm.size or batch.comm.rank != self.comm.rank:
+            raise InputError(
+                f"take: these atoms are divided among {batch.comm.size} ranks, and this run has {self.comm.size}; gather them "
+                "there, and partition them here"
+            )
+        return self._adopt(ShardedBatch(batch.state.fresh(), self.comm))
+
     def restart(self, path: str | Path, integrator: bool = True) -> ShardedBatch:
         """Goes on from a checkpoint, of a run on any number of ranks; instead of `partition`. Every rank calls it at once.
 
@@ -162,7 +175,7 @@ class DomainParallel:
             failure = error
         self._raise_together(failure)
         if not integrator:
-            batch.state.node_state, batch.state.system_state, batch.state.step = {}, {}, 0
+            batch = ShardedBatch(batch.state.fresh(), self.comm)
         return self._adopt(batch, restarted=integrator)
 
     def _adopt(self, batch: ShardedBatch, restarted: bool = False) -> ShardedBatch:
