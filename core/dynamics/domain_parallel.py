@@ -253,13 +253,14 @@ class DomainParallel:
 
     def _compute(self, state: DynamicsState, stress: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Forces of this rank's atoms, its share of energy and virial."""
-        if self.graph.check(state, self._failure is not None):
+        found = self.graph.update(state, self._failure is not None)
+        if found is None:
             if self.graph.failed:
                 self._settle()
             # atoms stay where they are in the middle of a step; the domains don't matter here
             self.graph.build(state, self.migration.domains)
-            self.graph.due = True
-        batch, graph = self.graph.update(state)
+            found, self.graph.due = self.graph.update(state), True
+        batch, graph = found
         out = self.model.shares(batch, graph, {"forces", "virial"} if stress else {"forces"})
         return out["forces"], out["energy"], out.get("virial")
 

@@ -49,6 +49,7 @@ def test_from_three_ranks_to_two(ranks, tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_thousand_steps_of_langevin(ranks, tmp_path):
     """More than 100 migrations; step 500 is a checkpoint of 3 ranks from which 2 go on; 1 and 4 ranks agree."""
     make, atoms = INTEGRATORS["Langevin"], md.hot_argon((3, 3, 3))

@@ -11,7 +11,7 @@ import parity
 NAMES = ["argon", "triclinic", "left-handed", "unwrapped", "slab", "wire", "tiny cell", "pair", "gas", "atom", "bar"]
 
 
-@pytest.mark.parametrize("options", [{}, {"balance": "rcb", "skin": 1.0}], ids=["grid", "rcb"])
+@pytest.mark.parametrize("options", [{"skin": 0.0}, {"balance": "rcb", "skin": 1.0}], ids=["grid", "rcb"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_structure(ranks, size, options):
     parts = ranks.run(size, md.evaluate_on_rank, "lj", NAMES, options)
