@@ -99,6 +99,9 @@ def write_whole(path: Path, write: Any) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         write(part)
+        mask = os.umask(0)
+        os.umask(mask)
+        part.chmod(0o666 & ~mask)  # as any other new file
         _sync(part)
         os.replace(part, path)
         _sync(path.parent)

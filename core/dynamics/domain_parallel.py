@@ -41,10 +41,11 @@ class DomainParallel:
     Attributes:
         batch: the `ShardedBatch` in hand; None before `partition`.
         comm: the ranks.
+        want_stress_at: number of a step after which the stress is wanted, beside those for which a hook needs it.
 
     Example::
 
-        run = DomainParallel(dynamics=VelocityVerlet(timestep=1.0), model=wrapper, config=DomainConfig(mesh=mesh))
+        run = DomainParallel(dynamics=NVE(timestep=1.0), model=wrapper, config=DomainConfig(mesh=mesh))
         run.partition(Batch.from_atoms(atoms))  # those of rank 0 are taken
         run.run(1000)
         final = run.gather()  # a Batch on rank 0, None elsewhere
@@ -59,7 +60,7 @@ class DomainParallel:
     ) -> None:
         self.dynamics = dynamics
         if not isinstance(dynamics, BaseDynamics):
-            raise InputError(f"dynamics must be a BaseDynamics, for example VelocityVerlet(1.0); got {dynamics!r}")
+            raise InputError(f"dynamics must be a BaseDynamics, for example NVE(1.0); got {dynamics!r}")
         if not hasattr(model, "shares"):
             model = DistributedModel(model, config)
         elif config is not None and config != model.config:
@@ -84,6 +85,7 @@ class DomainParallel:
         self.migration = Migration(self.comm, grid, config.balance, hysteresis, config.rebalance_every)
         self.evaluate = _RankEvaluator(dynamics, self._compute, self.comm)
         self.batch: ShardedBatch | None = None
+        self.want_stress_at: int | None = None
         self._started = self._restarted = False
         self._failure: Exception | None = None
         self._waited = self._since = 0.0
@@ -136,6 +138,19 @@ class DomainParallel:
             )
         return state
 
+    def take(self, batch: ShardedBatch) -> ShardedBatch:
+        """Goes on with the atoms of another run on the same ranks, from step 0; instead of `partition`.
+
+        Positions, velocities, cell and constraints are taken, not the state of the other integrator. The other run's
+        atoms are left as they are. Every rank calls it at once.
+        """
+        if batch.comm.size != self.comm.size or batch.comm.rank != self.comm.rank:
+            raise InputError(
+                f"take: these atoms are divided among {batch.comm.size} ranks, and this run has {self.comm.size}; gather them "
+                "there, and partition them here"
+            )
+        return self._adopt(ShardedBatch(batch.state.fresh(), self.comm))
+
     def restart(self, path: str | Path, integrator: bool = True) -> ShardedBatch:
         """Goes on from a checkpoint, of a run on any number of ranks; instead of `partition`. Every rank calls it at once.
 
@@ -160,7 +175,7 @@ class DomainParallel:
             failure = error
         self._raise_together(failure)
         if not integrator:
-            batch.state.node_state, batch.state.system_state, batch.state.step = {}, {}, 0
+            batch = ShardedBatch(batch.state.fresh(), self.comm)
         return self._adopt(batch, restarted=integrator)
 
     def _adopt(self, batch: ShardedBatch, restarted: bool = False) -> ShardedBatch:
@@ -220,7 +235,7 @@ class DomainParallel:
         if self.graph.due:
             self._migrate()
         due = self._due(state.step + 1)
-        self.evaluate.want_stress = any(hook.needs_stress for hook in due)
+        self.evaluate.want_stress = any(hook.needs_stress for hook in due) or state.step + 1 == self.want_stress_at
         self.dynamics.step(state, self.evaluate)
         state.step += 1
         self._call(due)
@@ -238,13 +253,14 @@ class DomainParallel:
 
     def _compute(self, state: DynamicsState, stress: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Forces of this rank's atoms, its share of energy and virial."""
-        if self.graph.check(state, self._failure is not None):
+        found = self.graph.update(state, self._failure is not None)
+        if found is None:
             if self.graph.failed:
                 self._settle()
             # atoms stay where they are in the middle of a step; the domains don't matter here
             self.graph.build(state, self.migration.domains)
-            self.graph.due = True
-        batch, graph = self.graph.update(state)
+            found, self.graph.due = self.graph.update(state), True
+        batch, graph = found
         out = self.model.shares(batch, graph, {"forces", "virial"} if stress else {"forces"})
         return out["forces"], out["energy"], out.get("virial")
 

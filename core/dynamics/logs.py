@@ -40,7 +40,7 @@ class Speed:
 
 
 def record(seen: Observation, timestep: float, speed: float | None) -> list[dict[str, Any]]:
-    """One dictionary of `COLUMNS` for each system; None where a value is not known."""
+    """One dictionary of `COLUMNS` for each system; None where a value is not known. ``timestep`` (fs) is 0 in a relaxation."""
     records = []
     for k in range(len(seen.energy)):
         epot, ekin = float(seen.energy[k]), float(seen.kinetic[k])
@@ -49,7 +49,7 @@ def record(seen: Observation, timestep: float, speed: float | None) -> list[dict
             seen.step, seen.time, epot, ekin, epot + ekin, float(seen.conserved[k]), float(seen.temperature[k]),
             None if seen.pressure is None else float(seen.pressure[k]) / GPA, volume or None,
             float(seen.density[k]) if volume else None, float(seen.fmax[k]), speed,
-            None if speed is None else speed * timestep * 1e-6 * 86400, seen.imbalance,
+            speed * timestep * 1e-6 * 86400 if speed and timestep else None, seen.imbalance,
         )  # fmt: skip
         records.append(dict(zip(COLUMNS, values, strict=True)))
     return records
@@ -89,7 +89,9 @@ class CSVLog(Hook):
         self._file.flush()
 
     def __call__(self, run: DomainParallel, seen: Observation) -> None:
-        for k, values in enumerate(record(seen, run.dynamics.timestep, self._speed.look(seen.step))):
+        for k, values in enumerate(
+            record(seen, run.dynamics.timestep * run.dynamics.kinetic, self._speed.look(seen.step))
+        ):
             values["system"] = k
             self._table.writerow(["" if values[name] is None else values[name] for name in self._names])
         self._file.flush()
@@ -140,7 +142,7 @@ class TableLog(Hook):
         if not self._begun:
             self._begun = True
             say(" ".join(h.rjust(w) for h, (_, _, w) in zip(self._HEADS, self._FORMATS, strict=True)), style="bold")
-        for values in record(seen, run.dynamics.timestep, self._speed.look(seen.step)):
+        for values in record(seen, run.dynamics.timestep * run.dynamics.kinetic, self._speed.look(seen.step)):
             cells = ("-" if values[n] is None else f.format(values[n]) for n, f, _ in self._FORMATS)
             say(" ".join(cell.rjust(w) for cell, (_, _, w) in zip(cells, self._FORMATS, strict=True)))
 

@@ -81,28 +81,16 @@ class OwnedGraph:
         self.comm, self.cutoff, self.skin, self.width = comm, cutoff, skin, width
         self.edge_rows, self.directory = edge_rows, directory
         self.n_builds = 0
-        self.due = self.failed = False
+        self.due = self.failed = self._fresh = False
         self._topology: Topology | None = None
 
     # -- whether candidates are still right
 
-    def check(self, state: DynamicsState, failed: bool = False) -> bool:
-        """Whether `build` is needed before the next `update`; one message, the same answer on every rank.
-
-        With ``failed`` a rank says that something else has gone wrong on it; then `failed` is True on every rank.
-        """
-        if failed:
-            code = torch.tensor([_FAILED])
-        elif self._topology is None or self.skin == 0:
-            code = torch.tensor([_NOW])
-        else:
-            code = self._code(state)
-        if self.comm.size > 1:
-            code = self.comm.all_reduce(code.to(self.comm.message_device), "max", "have atoms moved far")
-        code = int(code)
-        self.due = code >= _SOON
-        self.failed = code == _FAILED
-        return code >= _NOW
+    def _agree(self, code: Tensor) -> Tensor:
+        """The largest code of all ranks, in one message."""
+        if self.comm.size == 1:
+            return code
+        return self.comm.all_reduce(code.to(self.comm.message_device), "max", "have atoms moved far")
 
     def _code(self, state: DynamicsState) -> Tensor:
         """A pair of candidates that was farther apart than the search width R must still be farther than the cutoff.
@@ -114,7 +102,7 @@ class OwnedGraph:
         room = torch.full(
             (state.n_systems,), 0.5 * (self.width - self.cutoff), dtype=torch.float64, device=moved.device
         )
-        if self._cell_changed(state):
+        if not self._cell_is(state, before.cell):
             if before.inverse is None:  # a cell without volume
                 return torch.tensor([_NOW])
             deformation = before.inverse @ state.cell
@@ -129,9 +117,10 @@ class OwnedGraph:
         now = torch.where((share <= 1.0) & (room >= 0).all(), _VALID, _NOW)
         return torch.where(share + 2.0 * growth > 1.0, torch.clamp(now, min=_SOON), now).reshape(1)
 
-    def _cell_changed(self, state: DynamicsState) -> bool:
-        """Without a look at the numbers, which would wait for a GPU."""
-        return state.cell is not self._cell or state.cell._version != self._cell_version
+    @staticmethod
+    def _cell_is(state: DynamicsState, known: tuple[Tensor, int]) -> bool:
+        """Whether it is that tensor, unchanged; without a look at the numbers, which would wait for a GPU."""
+        return state.cell is known[0] and state.cell._version == known[1]
 
     # -- candidates
 
@@ -160,7 +149,7 @@ class OwnedGraph:
         receiver, shift, senders = (np.concatenate(parts) for parts in zip(*edges, strict=True))
         self._set(state, species, receiver.astype(np.int64), shift, _Records(senders))
         self.n_builds += 1
-        self.due = False
+        self.due, self._fresh = False, True
 
     def _check_finite(self, positions: np.ndarray, cells: np.ndarray, state: DynamicsState) -> int:
         """The largest atomic number of all ranks, which a rank without atoms borrows for its phantom."""
@@ -258,9 +247,12 @@ class OwnedGraph:
         )
         self._node_fields = {name: self._padded(rows, plan, name) for name, rows in state.node_fields.items()}
         has_volume = bool((torch.linalg.det(state.cell) != 0).all())
-        self._reference = _Reference(state.positions.clone(), torch.linalg.inv(state.cell) if has_volume else None)
+        self._reference = _Reference(
+            state.positions.clone(),
+            torch.linalg.inv(state.cell) if has_volume else None,
+            (state.cell, state.cell._version),
+        )
         self._share = torch.zeros((), dtype=torch.float64, device=comm.device)
-        self._cell, self._cell_version = None, -1
         self._set_cell(state)
 
     def _directory(self, state: DynamicsState, plan: ExchangePlan, halo_ids: Tensor) -> AtomDirectory:
@@ -274,18 +266,22 @@ class OwnedGraph:
 
     # -- this step
 
-    def update(self, state: DynamicsState) -> tuple[Batch, LocalGraph]:
-        """Inputs of this rank's rows ``[owned | halo]``, and the edges with r < cutoff; every rank calls it at once."""
-        if self._cell_changed(state):
-            self._set_cell(state)
+    def update(self, state: DynamicsState, failed: bool = False) -> tuple[Batch, LocalGraph] | None:
+        """Inputs of this rank's rows ``[owned | halo]``, and the edges with r < cutoff; every rank calls it at once.
+
+        None, on every rank, if candidates must be found first (`build`), which all agree on by one number. With
+        ``failed`` a rank says that something else has gone wrong on it; then `failed` is True on every rank.
+        """
+        stale = self._topology is None or (self.skin == 0 and not self._fresh)
+        self._fresh = False
+        vectors, mask = (None, None) if stale else self._vectors(state)
+        code = torch.tensor([_FAILED if failed else _NOW]) if stale or failed else self._code(state)
+        code, count = self._read(self._agree(code), mask)
+        self.due, self.failed = code >= _SOON, code == _FAILED
+        if code >= _NOW:
+            return None
+        near = mask.nonzero().squeeze(1) if count is None else torch.nonzero_static(mask, size=count).squeeze(1)
         topology = self._topology
-        positions = self._padded(state.positions, topology.plan, "positions")
-        receiver, sender = topology.candidates
-        # coordinates in rows (3, C): sums over them are then sums of contiguous rows
-        x = positions.T.contiguous()
-        vectors = x.index_select(1, sender).sub_(x.index_select(1, receiver)).add_(topology.shift_vector)
-        mask = vectors.square().sum(0) < self.cutoff**2
-        near = mask.nonzero().squeeze(1)
         graph = LocalGraph(
             topology,
             near,
@@ -293,8 +289,31 @@ class OwnedGraph:
             vectors.index_select(1, near).T.contiguous(),
             topology.edge_rows.select(mask) if topology.edge_rows is not None else None,
         )
-        batch = Batch(
-            positions=positions,
+        return self._batch(state), graph
+
+    @staticmethod
+    def _read(code: Tensor, mask: Tensor | None) -> tuple[int, int | None]:
+        """The code, and on a GPU how many edges there are: the only time in a step at which the host waits for it."""
+        if mask is None or not mask.is_cuda:
+            return int(code), None
+        return tuple(torch.stack([code.to(mask.device).reshape(()).to(torch.int64), mask.sum()]).tolist())
+
+    def _vectors(self, state: DynamicsState) -> tuple[Tensor, Tensor]:
+        """(3, C) vectors of the candidates, and (C,) which are shorter than the cutoff."""
+        if not self._cell_is(state, self._cell):
+            self._set_cell(state)
+        topology = self._topology
+        self._positions = self._padded(state.positions, topology.plan, "positions")
+        receiver, sender = topology.candidates
+        # coordinates in rows (3, C): sums over them are then sums of contiguous rows
+        x = self._positions.T.contiguous()
+        vectors = x.index_select(1, sender).sub_(x.index_select(1, receiver)).add_(topology.shift_vector)
+        return vectors, vectors.square().sum(0) < self.cutoff**2
+
+    def _batch(self, state: DynamicsState) -> Batch:
+        topology = self._topology
+        return Batch(
+            positions=self._positions,
             atomic_numbers=topology.atomic_numbers,
             cell=state.cell,
             pbc=state.pbc,
@@ -303,7 +322,6 @@ class OwnedGraph:
             node_fields=self._node_fields,
             system_fields=state.system_fields,
         )
-        return batch, graph
 
     def _padded(self, rows: Tensor, plan: ExchangePlan, name: str) -> Tensor:
         """Owned rows (a phantom's are zero), and those of the halo."""
@@ -316,15 +334,17 @@ class OwnedGraph:
         system = topology.system.index_select(0, topology.candidates[0])
         vectors = torch.einsum("ei,eij->je", topology.shift, state.cell.index_select(0, system)).contiguous()
         self._topology = replace(topology, shift_vector=vectors)
-        self._cell, self._cell_version = state.cell, state.cell._version
+        self._cell = (state.cell, state.cell._version)
 
 
 @dataclass(frozen=True, eq=False)
 class _Reference:
-    """When candidates were found: positions (n, 3) and inverse cells (n_systems, 3, 3), None without volume."""
+    """When candidates were found: positions (n, 3), inverse cells (n_systems, 3, 3) or None without volume, and the
+    tensor of cells with its version."""
 
     positions: Tensor
     inverse: Tensor | None
+    cell: tuple[Tensor, int]
 
 
 def _images_within(records: np.ndarray, box: np.ndarray, low: np.ndarray, high: np.ndarray, pbc: np.ndarray):

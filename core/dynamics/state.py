@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -149,6 +149,14 @@ class DynamicsState:
     def volume(self) -> Tensor:
         """(n_systems,) A^3."""
         return torch.linalg.det(self.cell).abs()
+
+    def fresh(self) -> DynamicsState:
+        """A copy at step 0 without what an integrator has put into it."""
+        copied = {f.name: getattr(self, f.name) for f in fields(self)}
+        copied = {name: value.clone() if isinstance(value, Tensor) else value for name, value in copied.items()}
+        empty = {"node_state": {}, "system_state": {}, "step": 0, "stress": None}
+        own = {"node_fields": dict(self.node_fields), "system_fields": dict(self.system_fields)}
+        return DynamicsState(**(copied | empty | own))
 
     def sum_systems(self, values: Tensor) -> Tensor:
         """(n, ...) per-atom values -> (n_systems, ...): sums over the atoms at hand, this rank's share."""

@@ -49,6 +49,7 @@ def test_from_three_ranks_to_two(ranks, tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_thousand_steps_of_langevin(ranks, tmp_path):
     """More than 100 migrations; step 500 is a checkpoint of 3 ranks from which 2 go on; 1 and 4 ranks agree."""
     make, atoms = INTEGRATORS["Langevin"], md.hot_argon((3, 3, 3))
@@ -82,7 +83,9 @@ def test_what_can_t_be_read(tmp_path):
     with pytest.raises(InputError, match="is no checkpoint of this version of nvdd"):
         load_checkpoint(tmp_path / "weights.ckpt", comm)
     with pytest.raises(InputError, match="there is no folder"):
-        md.run_on_rank(comm, "lj", md.hot_argon((1, 1, 1)), md.Verlet(1.0), 1, {}, [Checkpoint(tmp_path / "a" / "b.ckpt")])
+        md.run_on_rank(
+            comm, "lj", md.hot_argon((1, 1, 1)), md.Verlet(1.0), 1, {}, [Checkpoint(tmp_path / "a" / "b.ckpt")]
+        )
 
 
 def test_a_file_is_replaced_when_the_new_one_is_whole(tmp_path):

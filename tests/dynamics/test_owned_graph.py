@@ -11,7 +11,7 @@ import parity
 NAMES = ["argon", "triclinic", "left-handed", "unwrapped", "slab", "wire", "tiny cell", "pair", "gas", "atom", "bar"]
 
 
-@pytest.mark.parametrize("options", [{}, {"balance": "rcb", "skin": 1.0}], ids=["grid", "rcb"])
+@pytest.mark.parametrize("options", [{"skin": 0.0}, {"balance": "rcb", "skin": 1.0}], ids=["grid", "rcb"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_structure(ranks, size, options):
     parts = ranks.run(size, md.evaluate_on_rank, "lj", NAMES, options)
@@ -23,3 +23,20 @@ def test_every_structure(ranks, size, options):
         assert np.abs(found.forces - expected.forces).max() <= limit, name
         if found.stress is not None:
             assert np.abs(found.stress - expected.stress).max() <= 1e-11 * np.abs(expected.stress).max() + 1e-14, name
+
+
+OTHERS = ["Bonds", "ReverseEdges", "Equilibrated", "ComputedIds"]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_bonds_sharded_storage_and_several_systems(ranks, size):
+    """Models with rows of edges, and with global ids: as with all atoms on every rank."""
+    for parts in zip(*ranks.run(size, md.models_on_rank, OTHERS, ["triclinic", "tiny cell", "slab"]), strict=True):
+        assert all(part["energy"] < 1e-12 and part["forces"] < 1e-11 for part in parts), parts
+
+
+def test_mace(ranks):
+    for parts in zip(
+        *ranks.run(3, md.models_on_rank, ["mace", "mace halo"], ["silica left-handed", "silica pair"]), strict=True
+    ):
+        assert all(part["energy"] < 1e-12 and part["forces"] < 1e-11 for part in parts), parts

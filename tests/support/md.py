@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from ase import units
 
 import parity
@@ -87,3 +88,37 @@ def run_on_rank(
         "steps": run.state.step,
         "converged": converged,
     }
+
+
+def models_on_rank(comm: Communicator, names: list[str], structures: list[str]) -> list[dict[str, Any]]:
+    """Runs on each rank: other kinds of models, with several systems in one batch, beside the same on all atoms."""
+    import bond_models
+    import sharded_models
+    from nvdd import DistributedModel, DistributionSpec, HaloStoragePolicy, MLIPSpec
+
+    found = []
+    batch = Batch.from_atoms([parity.structure(name) for name in structures])
+    for name in names:
+        module = bond_models if hasattr(bond_models, name) else sharded_models
+        make = getattr(module, name, None) or (lambda name=name: parity.wrapper(name.split()[0]))
+        model, spec = make(), None
+        if name.endswith(" halo"):
+            policy = HaloStoragePolicy(scatter_mode="halo_correction", gather_mode="halo_read")
+            spec = MLIPSpec(DistributionSpec(policy), model.distribution_spec().outputs)
+        run = DomainParallel(Verlet(1.0), DistributedModel(model, DomainConfig(mesh=comm, skin=0.8), spec))
+        state = run.partition(batch, masses=torch.ones(batch.n_atoms)).state
+        run.evaluate(state)
+        alone = DistributedModel(make(), DomainConfig(mesh=Communicator(None)))(batch)
+        ids = state.ids
+        found.append(
+            {
+                "energy": float((state.energy - alone["energy"]).abs().max() / alone["energy"].abs().max()),
+                "forces": _largest(state.forces - alone["forces"][ids]) / _largest(alone["forces"]),
+                "owned": len(ids),
+            }
+        )
+    return found
+
+
+def _largest(values: torch.Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
