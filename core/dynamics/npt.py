@@ -14,7 +14,7 @@ from nvdd.dynamics.checks import finite, moving, positive, relaxation_time, whol
 from nvdd.dynamics.host import host, scale_velocities, times
 from nvdd.dynamics.scalars import kinetic_tensor
 from nvdd.dynamics.state import BOLTZMANN, DynamicsState
-from nvdd.dynamics.strain import CellModes, exp_of, exprel_of
+from nvdd.dynamics.strain import CellModes, Flow, flow
 from nvdd.errors import InputError
 
 GPA = 0.006241509125883258  # eV/A^3, as ase.units.GPa
@@ -90,60 +90,56 @@ class NPH(BaseDynamics):
         return 2.0 * kinetic / host(state.degrees_of_freedom)
 
     def step(self, state: DynamicsState, evaluate: Evaluator) -> None:
-        half = 0.5 * self.dt
+        half, freedom = 0.5 * self.dt, host(state.degrees_of_freedom)
         self._barostat_bath(state)
-        kinetic = self._bath(state, self._kinetic(state, evaluate))
-        self._push_cell(state, kinetic, half)
-        self._kick(state, half)
-        self._drift(state)
+        kinetic = self._bath(state, self._kinetic(state, evaluate), freedom)
+        self._push_cell(state, kinetic, freedom, half)
+        kick, drift = self._flows(state, freedom)
+        self._kick(state, kick, half)
+        self._drift(state, drift)
         evaluate(state)
-        self._kick(state, half)
+        self._kick(state, kick, half)
         kinetic = self._kinetic(state, evaluate)
-        self._push_cell(state, kinetic, half)
-        self._bath(state, kinetic)
+        self._push_cell(state, kinetic, freedom, half)
+        self._bath(state, kinetic, freedom)
         self._barostat_bath(state)
 
     @staticmethod
     def _kinetic(state: DynamicsState, evaluate: Evaluator) -> Tensor:
         return host(evaluate.reduce(state, "kinetic_tensor")["kinetic_tensor"])
 
-    def _bath(self, state: DynamicsState, kinetic: Tensor) -> Tensor:
+    def _bath(self, state: DynamicsState, kinetic: Tensor, freedom: Tensor) -> Tensor:
         """The thermostat of the atoms over half a step: the (n_systems, 3, 3) kinetic tensor after it."""
         return kinetic
 
     def _barostat_bath(self, state: DynamicsState) -> None:
         """The thermostat of the cell over half a step."""
 
-    def _rate(self, state: DynamicsState) -> Tensor:
-        """(n_systems, 3, 3) strain rate."""
-        inner = state.system_state
-        return host(inner["cell_momentum"]) / host(inner["cell_mass"])[:, None, None]
-
-    def _push_cell(self, state: DynamicsState, kinetic: Tensor, dt: float) -> None:
+    def _push_cell(self, state: DynamicsState, kinetic: Tensor, freedom: Tensor, dt: float) -> None:
         """The cell's momentum under the difference of inner and outer pressure."""
-        volume = host(state.volume)[:, None, None]
-        extra = kinetic.diagonal(dim1=1, dim2=2).sum(1) / host(state.degrees_of_freedom)
+        volume = torch.linalg.det(host(state.cell)).abs()[:, None, None]
+        extra = kinetic.diagonal(dim1=1, dim2=2).sum(1) / freedom
         unit = torch.eye(3, dtype=torch.float64)
         force = kinetic - volume * (host(state.stress) + self.pressure * GPA * unit) + extra[:, None, None] * unit
         momentum = state.system_state["cell_momentum"]
         state.system_state["cell_momentum"] = host(momentum) + dt * self.modes.project(force)
 
-    def _kick(self, state: DynamicsState, dt: float) -> None:
-        rate = self._rate(state)
-        trace = rate.diagonal(dim1=1, dim2=2).sum(1) / host(state.degrees_of_freedom)
-        exponent = -dt * (rate + trace[:, None, None] * torch.eye(3, dtype=torch.float64))
-        accelerations = state.forces / state.masses.unsqueeze(1)
-        state.velocities = times(state, state.velocities, exp_of(exponent)) + dt * times(
-            state, accelerations, exprel_of(exponent)
-        )
+    def _flows(self, state: DynamicsState, freedom: Tensor) -> tuple[Flow, Flow]:
+        """What the strain rate does to velocities over half a step, and to positions and cell over a step."""
+        inner = state.system_state
+        rates, axes = torch.linalg.eigh(host(inner["cell_momentum"]) / host(inner["cell_mass"])[:, None, None])
+        damping = rates + (rates.sum(1) / freedom).unsqueeze(1)
+        return flow(-0.5 * self.dt * damping, axes), flow(self.dt * rates, axes)
 
-    def _drift(self, state: DynamicsState) -> None:
-        exponent = self.dt * self._rate(state)
-        growth = exp_of(exponent)
-        state.positions = times(state, state.positions, growth) + self.dt * times(
-            state, state.velocities, exprel_of(exponent)
-        )
-        state.cell = state.cell @ growth.to(state.cell.device)
+    @staticmethod
+    def _kick(state: DynamicsState, kick: Flow, dt: float) -> None:
+        accelerations = state.forces / state.masses.unsqueeze(1)
+        state.velocities = times(state, state.velocities, kick.growth) + dt * times(state, accelerations, kick.source)
+
+    def _drift(self, state: DynamicsState, drift: Flow) -> None:
+        moved = self.dt * times(state, state.velocities, drift.source)
+        state.positions = times(state, state.positions, drift.growth) + moved
+        state.cell = state.cell @ drift.growth.to(state.cell.device)
 
     def conserved(self, state: DynamicsState, kinetic: Tensor) -> Tensor:
         """(n_systems,) eV: potential + kinetic energy + pressure * volume + kinetic energy of the cell."""
@@ -206,12 +202,12 @@ class NPT(NPH):
     def _thermal(self, state: DynamicsState, evaluate: Evaluator) -> Tensor:
         return torch.full((state.n_systems,), self.thermal, dtype=torch.float64)
 
-    def _bath(self, state: DynamicsState, kinetic: Tensor) -> Tensor:
+    def _bath(self, state: DynamicsState, kinetic: Tensor, freedom: Tensor) -> Tensor:
         double = kinetic.diagonal(dim1=1, dim2=2).sum(1)
         state.system_state["thermostat"], factor = self.chain.propagate(
             host(state.system_state["thermostat"]),
             double,
-            host(state.degrees_of_freedom),
+            freedom,
             self.thermal,
             0.5 * self.dt,
         )

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvdd.config import DomainConfig
 from nvdd.data import Batch
-from nvdd.dynamics.base import BaseDynamics, Evaluator
+from nvdd.dynamics.base import BaseDynamics
+from nvdd.dynamics.domain_parallel import DomainParallel
+from nvdd.dynamics.hooks import Hook
 from nvdd.dynamics.state import DynamicsState
 from nvdd.dynamics.velocities import draw_velocities, temperature
 from nvdd.errors import InputError
-from nvdd.runtime.model import DistributedModel
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -37,52 +37,28 @@ class Simulation:
             changed. Their masses, velocities and constraints (FixAtoms, FixCom) are taken.
         model: a wrapper, or a `DistributedModel` of one rank.
         dynamics: an integrator or optimiser.
-
-    Attributes:
-        state: the atoms as they are now, see `DynamicsState`.
+        hooks: logs, trajectories and so on, as for `DomainParallel`.
 
     Raises:
         InputError: another constraint, or some systems hold their centre of mass and some don't.
     """
 
-    def __init__(self, systems: Atoms | Sequence[Atoms], model: Any, dynamics: BaseDynamics) -> None:
+    def __init__(
+        self, systems: Atoms | Sequence[Atoms], model: Any, dynamics: BaseDynamics, hooks: Sequence[Hook] = ()
+    ) -> None:
         self._systems = [systems] if hasattr(systems, "numbers") else list(systems)
-        self.model = model if isinstance(model, DistributedModel) else DistributedModel(model, DomainConfig())
         self.dynamics = dynamics
-        self.state = state_of(self._systems)
-        self.evaluate = Evaluator(dynamics, self._compute)
-        self._begun = False
+        self._run = DomainParallel(dynamics, model, hooks=hooks)
+        self._run.partition(Batch.from_atoms(self._systems), **motion_of(self._systems))
 
-    def _compute(self, state: DynamicsState, stress: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        batch = Batch(
-            positions=state.positions,
-            atomic_numbers=state.atomic_numbers,
-            cell=state.cell,
-            pbc=state.pbc,
-            batch=state.system,
-            n_systems=state.n_systems,
-            node_fields=state.node_fields,
-            system_fields=state.system_fields,
-        )
-        out = self.model(batch, ("energy", "forces", "virial") if stress else ("energy", "forces"))
-        return out["forces"], out["energy"], out["virial"] if stress else None
+    @property
+    def state(self) -> DynamicsState:
+        """The atoms as they are now."""
+        return self._run.state
 
     def draw_velocities(self, temperature: float, seed: int = 0, **options: Any) -> None:
         """As `nvdd.dynamics.velocities.draw_velocities`: ``temperature`` K, ``zero_momentum``, ``exact``."""
-        draw_velocities(self.state, self.evaluate, temperature, seed, **options)
-
-    def begin(self) -> None:
-        """Evaluates the structure and lets the dynamics begin; `run` and `step` do so by themselves."""
-        if not self._begun:
-            self.evaluate(self.state)
-            self.dynamics.initialise(self.state, self.evaluate)
-            self._begun = True
-
-    def step(self) -> None:
-        """One step."""
-        self.begin()
-        self.dynamics.step(self.state, self.evaluate)
-        self.state.step += 1
+        draw_velocities(self.state, self._run.evaluate, temperature, seed, **options)
 
     def run(self, steps: int, on_step: Callable[[Simulation], Any] | None = None) -> bool:
         """Up to ``steps`` steps.
@@ -94,14 +70,15 @@ class Simulation:
         Returns:
             Whether an optimiser has converged, with which the run ends.
         """
-        self.begin()
+        if on_step is None:
+            return self._run.run(steps)
+        self._run.start()
         for _ in range(steps):
             if self.dynamics.is_converged(self.state):
                 break
-            self.step()
-            if on_step is not None:
-                on_step(self)
-        return self.dynamics.is_converged(self.state)
+            self._run.step()
+            on_step(self)
+        return self._run.run(0)
 
     @property
     def kinetic_energy(self) -> np.ndarray:
@@ -116,11 +93,11 @@ class Simulation:
     @property
     def conserved(self) -> np.ndarray:
         """(n_systems,) eV, what the dynamics conserves."""
-        self.begin()
+        self._run.start()
         return self.dynamics.conserved(self.state, self._kinetic()).cpu().numpy()
 
     def _kinetic(self) -> Tensor:
-        return self.evaluate.reduce(self.state, "kinetic_energy")["kinetic_energy"]
+        return self._run.evaluate.reduce(self.state, "kinetic_energy")["kinetic_energy"]
 
     def to_atoms(self) -> list[Atoms]:
         """Copies of the user's structures at the present positions, velocities and cells."""
@@ -136,8 +113,8 @@ class Simulation:
         return out
 
 
-def state_of(systems: Sequence[Atoms]) -> DynamicsState:
-    """The state of ``ase.Atoms``, with their masses, velocities and constraints."""
+def motion_of(systems: Sequence[Atoms]) -> dict[str, Any]:
+    """Masses, velocities and constraints of ``ase.Atoms``, as `DomainParallel.partition` takes them."""
     constraints = [_constraints_of(atoms) for atoms in systems]
     held = {fix_com for _, fix_com in constraints}
     if len(held) > 1:
@@ -145,13 +122,12 @@ def state_of(systems: Sequence[Atoms]) -> DynamicsState:
     velocities = np.concatenate([atoms.get_velocities() for atoms in systems])
     if not np.isfinite(velocities).all():
         raise InputError("the structure's velocities are not all finite numbers; repair or remove them")
-    return DynamicsState.from_batch(
-        Batch.from_atoms(list(systems)),
-        torch.from_numpy(np.concatenate([atoms.get_masses() for atoms in systems])),
-        torch.from_numpy(velocities),
-        torch.from_numpy(np.concatenate([fixed for fixed, _ in constraints])),
-        held.pop(),
-    )
+    return {
+        "masses": torch.from_numpy(np.concatenate([atoms.get_masses() for atoms in systems])),
+        "velocities": torch.from_numpy(velocities),
+        "fixed": torch.from_numpy(np.concatenate([fixed for fixed, _ in constraints])),
+        "fix_com": held.pop(),
+    }
 
 
 def _constraints_of(atoms: Atoms) -> tuple[np.ndarray, bool]:

@@ -1,8 +1,9 @@
-"""Strains of a cell: which are allowed, and functions of symmetric 3 x 3 matrices."""
+"""Strains of a cell: which are allowed, and what a rate of strain does over a time step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -63,16 +64,23 @@ class CellModes:
         return ", ".join(name for name, on in zip("xyz", self.axes, strict=True) if on)
 
 
-def _function_of(symmetric: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    values, vectors = torch.linalg.eigh(symmetric)
-    return (vectors * function(values).unsqueeze(1)) @ vectors.mT
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """What ``y' = y A + b`` does over a time, for a symmetric A: ``y -> y growth + time b source``.
+
+    Attributes:
+        growth: (n_systems, 3, 3) exp(time A).
+        source: (n_systems, 3, 3) (exp(time A) - 1) / (time A).
+    """
+
+    growth: Tensor
+    source: Tensor
 
 
-def exp_of(symmetric: Tensor) -> Tensor:
-    """Exponential of symmetric matrices (n, 3, 3)."""
-    return _function_of(symmetric, torch.exp)
-
-
-def exprel_of(symmetric: Tensor) -> Tensor:
-    """``(exp(x) - 1) / x`` of symmetric matrices (n, 3, 3)."""
-    return _function_of(symmetric, lambda x: torch.where(x == 0, 1.0, torch.expm1(x) / torch.where(x == 0, 1.0, x)))
+def flow(exponents: Tensor, axes: Tensor) -> Flow:
+    """Of the matrices with eigenvalues ``exponents`` (n_systems, 3), time included, and eigenvectors in the columns of
+    ``axes`` (n_systems, 3, 3)."""
+    still = exponents == 0
+    relative = torch.where(still, 1.0, torch.expm1(exponents) / torch.where(still, 1.0, exponents))
+    build = lambda values: (axes * values.unsqueeze(1)) @ axes.mT
+    return Flow(build(torch.exp(exponents)), build(relative))
