@@ -5,6 +5,7 @@ from setuptools import setup
 PACKAGES = {
     "nvdd": "core",
     "nvdd.adapters": "core/adapters",
+    "nvdd.dynamics": "core/dynamics",
     "nvdd.handlers": "core/handlers",
     "nvdd.runtime": "core/runtime",
     "nvdd.validate": "core/validate",

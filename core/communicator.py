@@ -45,6 +45,7 @@ class Communicator:
             None for the group's own.
         doing: the operation that this rank is in, as (its number, what it is); None between operations. For whoever
             watches from another thread: ranks that stay in different ones are waiting for each other.
+        waited: seconds that this rank has spent in operations.
 
     Every rank calls the same methods in the same order. Messages carry a sequence number and the name of the
     site that sent them; if two ranks are not at the same site, both raise `CommunicationError`. (Over NCCL the
@@ -65,6 +66,7 @@ class Communicator:
             self.backend = table.get(self.device.type, name)
         self.deadline: float | None = None
         self.doing: tuple[int, str] | None = None
+        self.waited = 0.0
         self._operations = 0
         self._sequence = 0
         self._in_flight: Any = None
@@ -204,6 +206,20 @@ class Communicator:
             bodies = self._all_gather(torch.nn.functional.pad(body, (0, max(lengths) - len(body))))
         return [pickle.loads(bytes(b[:n].cpu().numpy())) for b, n in zip(bodies, lengths, strict=True)]
 
+    def all_gather(self, value: Tensor, site: str = "") -> Tensor:
+        """(n_ranks, ...) the ``value`` (...) of every rank, of one shape on all; the same on every rank."""
+        if self.size == 1:
+            return value.detach().unsqueeze(0)
+        for trace in active_traces():
+            trace.reductions[site or "all_gather"] += 1
+        with self._guard(f"gathering over ranks ({site})"):
+            return torch.stack(self._all_gather(value.detach().contiguous())).to(value.device)
+
+    @property
+    def message_device(self) -> torch.device:
+        """Where small messages are best made: what NCCL sends must be on the GPU, what gloo sends on the host."""
+        return self.device if self.backend == "nccl" else torch.device("cpu")
+
     def _all_gather(self, value: Tensor) -> list[Tensor]:
         """The ``value`` of every rank, of one shape on all."""
         value = value.to(self.device if self.backend == "nccl" else "cpu")
@@ -257,12 +273,14 @@ class Communicator:
             self._native()._set_default_timeout(left)
         self._operations += 1
         self.doing = (self._operations, what)
+        began = time.perf_counter()
         try:
             yield limit
         except RuntimeError as error:
             raise CommunicationError(f"rank {self.rank}, {what}: {error}") from error
         finally:
             self.doing = None
+            self.waited += time.perf_counter() - began
 
     def abort(self) -> None:
         """Breaks off what this rank is in, from another thread. Over gloo nothing can: `deadline` bounds that."""

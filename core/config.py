@@ -32,6 +32,14 @@ class DomainConfig:
         grid_dims: ranks along each cell vector; None to choose.
         balance: ``"auto"``, ``"grid"`` or ``"rcb"``, see `SpatialPartitioner`.
         strategy: `StrategyKind`.
+        compile: only False in this version.
+        ghost_width: A; within which `DomainParallel` looks for the atoms of other ranks. None for cutoff + skin; more
+            than that makes searches rarer, as a larger skin does.
+        migration_hysteresis: A by which an atom must have left its rank's domain before `DomainParallel` moves it to
+            another rank; None for half the skin. 0 moves atoms at once.
+        rebalance_every: steps after which `DomainParallel` may move the planes between domains, if one rank has more
+            than 1.1 times the mean (not with ``grid_dims`` or ``balance="grid"``); None for never.
+        balance_by: ``"atoms"`` or ``"time"`` that ranks compute: what is balanced then.
         device: where this rank computes; None for the mesh's device.
     """
 
@@ -43,6 +51,11 @@ class DomainConfig:
     balance: str = "auto"
     strategy: StrategyKind = StrategyKind.HALO
     device: Any = None
+    compile: bool = False
+    ghost_width: float | None = None
+    migration_hysteresis: float | None = None
+    rebalance_every: int | None = 1000
+    balance_by: str = "atoms"
 
     def __post_init__(self) -> None:
         if self.cutoff is not None and not self.cutoff > 0:
@@ -51,11 +64,30 @@ class DomainConfig:
             raise InputError(f"DomainConfig: skin must be zero or positive (A), got {self.skin!r}")
         if self.balance not in BALANCES:
             raise InputError(f"DomainConfig: balance must be one of {', '.join(BALANCES)}, got {self.balance!r}")
+        self._check_motion()
         try:
             object.__setattr__(self, "strategy", StrategyKind(self.strategy))
         except ValueError:
             words = ", ".join(repr(k.value) for k in StrategyKind)
             raise InputError(f"DomainConfig: strategy must be one of {words}, got {self.strategy!r}") from None
+
+    def _check_motion(self) -> None:
+        if self.compile:
+            raise InputError("DomainConfig: compile=True is not in this version; leave compile out")
+        if self.ghost_width is not None and not self.ghost_width >= (self.cutoff or 0.0) + self.skin:
+            raise InputError(
+                f"DomainConfig: ghost_width {self.ghost_width!r} A is less than cutoff + skin = {(self.cutoff or 0.0) + self.skin:g} A; "
+                "leave it out"
+            )
+        if self.migration_hysteresis is not None and not 0 <= self.migration_hysteresis < float("inf"):
+            raise InputError(
+                f"DomainConfig: migration_hysteresis must be zero or positive (A) or None, got {self.migration_hysteresis!r}"
+            )
+        every = self.rebalance_every
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise InputError(f"DomainConfig: rebalance_every must be a positive whole number of steps or None, got {every!r}")
+        if self.balance_by not in ("atoms", "time"):
+            raise InputError(f"DomainConfig: balance_by must be 'atoms' or 'time', got {self.balance_by!r}")
 
     def communicator(self) -> Communicator:
         """The ranks of ``mesh``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["NVDDCalculator"]
+__all__ = ["DistributedMD", "NVDDCalculator"]
 
 
 def __getattr__(name: str) -> Any:
@@ -12,4 +12,8 @@ def __getattr__(name: str) -> Any:
         from nvdd_ase.calculator import NVDDCalculator
 
         return NVDDCalculator
+    if name == "DistributedMD":
+        from nvdd_ase.distributed_md import DistributedMD
+
+        return DistributedMD
     raise AttributeError(f"module 'nvdd_ase' has no attribute {name!r}")

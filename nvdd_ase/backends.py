@@ -6,6 +6,7 @@ rank at once; gives the list of returns), ``close()`` and ``closed``.
 
 from __future__ import annotations
 
+import importlib
 import socket
 import sys
 import weakref
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from nvdd.runtime.launcher import Launch
-from nvdd_ase.engine import Engine
+
+_ENGINE = "nvdd_ase.engine:Engine"
 
 
 class InProcess:
@@ -23,11 +25,16 @@ class InProcess:
 
     closed = False
 
-    def __init__(self, ranks: int, device: str, arguments: Mapping[str, Any], timeouts: Any) -> None:
+    def __init__(
+        self, ranks: int, device: str, arguments: Mapping[str, Any], timeouts: Any, service: str = _ENGINE
+    ) -> None:
         from nvdd.communicator import Communicator
 
         self.arrays: dict[str, np.ndarray] = {}
-        self.engine = Engine(Communicator(None, device), self.arrays, lambda phase: None, **arguments)
+        module, _, name = service.partition(":")
+        self.engine = getattr(importlib.import_module(module), name)(
+            Communicator(None, device), self.arrays, lambda phase: None, **arguments
+        )
 
     def share(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         return _array(self.arrays, name, shape)
@@ -36,20 +43,22 @@ class InProcess:
         return [getattr(self.engine, method)(payload)]
 
     def close(self) -> None:
+        if hasattr(self.engine, "close") and not self.closed:
+            self.engine.close()
         self.closed = True
 
 
 class Workers:
     """Ranks in processes of their own."""
 
-    def __init__(self, ranks: int, device: str, arguments: Mapping[str, Any], timeouts: tuple) -> None:
+    def __init__(
+        self, ranks: int, device: str, arguments: Mapping[str, Any], timeouts: tuple, service: str = _ENGINE
+    ) -> None:
         from nvdd.runtime.local_ranks import LocalRanks
         from nvdd.runtime.meeting import announce
 
         start, call = timeouts
-        self.ranks = LocalRanks(
-            ranks, "nvdd_ase.engine:Engine", arguments, device=device, start_timeout=start, call_timeout=call
-        )
+        self.ranks = LocalRanks(ranks, service, arguments, device=device, start_timeout=start, call_timeout=call)
         announce("nvdd", [socket.gethostname()] * ranks, self.ranks.devices, self.ranks.backend)
 
     @property
@@ -72,7 +81,15 @@ class Launched:
     With ``spmd="serve"`` this returns on rank 0 alone: the other ranks serve until rank 0's script ends, and exit.
     """
 
-    def __init__(self, launch: Launch, spmd: str, device: str, arguments: Mapping[str, Any], timeouts: tuple) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        spmd: str,
+        device: str,
+        arguments: Mapping[str, Any],
+        timeouts: tuple,
+        service: str = "nvdd_ase.spmd_engine:SpmdEngine",
+    ) -> None:
         start, self._timeout = timeouts
         from nvdd.runtime.spmd import join
 
@@ -80,8 +97,9 @@ class Launched:
         self.session = join(launch, spmd, start)
         if spmd == "serve" or ("mpi4py" in sys.modules and not had_mpi):
             _keep_ase_serial()
-        arguments = {**arguments, "everywhere": spmd == "replicated"}
-        self._number = self.session.start("nvdd_ase.spmd_engine:SpmdEngine", arguments, device, start)
+        if service == "nvdd_ase.spmd_engine:SpmdEngine":
+            arguments = {**arguments, "everywhere": spmd == "replicated"}
+        self._number = self.session.start(service, arguments, device, start)
         self.close = weakref.finalize(self, self.session.drop, self._number)
         self.close.atexit = False
 

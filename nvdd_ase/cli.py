@@ -18,17 +18,23 @@ from nvdd_ase import cli_input as given
 from nvdd_ase import cli_lammps as lammps
 from nvdd_ase import cli_report as report
 from nvdd_ase.cli_options import (
+    CheckpointFile,
+    CheckpointInterval,
     Debug,
     Device,
     Dtype,
     File,
     Index,
     Model,
+    NptMode,
     Options,
     Plot,
     Pressure,
     Ranks,
+    Restart,
     Skin,
+    TauP,
+    TauT,
 )
 from nvdd_ase.cli_progress import step_progress
 from nvdd_ase.cli_validate import validate
@@ -95,7 +101,12 @@ def md(
     device: Device = None,
     dtype: Dtype = None,
     skin: Skin = 0.5,
-    ensemble: Annotated[str, typer.Option(metavar="nve|langevin|nvt|npt")] = "nve",
+    engine: Annotated[
+        str, typer.Option(metavar="ase|native", help="ASE's integrators, or nvdd's: atoms stay on their ranks.")
+    ] = "ase",
+    ensemble: Annotated[
+        str, typer.Option(metavar="nve|langevin|nvt|npt", help="With --engine native also csvr and nph.")
+    ] = "nve",
     temperature: Annotated[float, typer.Option(help="K, of thermostat and drawn velocities.")] = 300.0,
     pressure: Pressure = 0.0,
     timestep: Annotated[float, typer.Option(help="fs.")] = 1.0,
@@ -103,6 +114,12 @@ def md(
     steps: Annotated[int, typer.Option(help="Number of steps.")] = 1000,
     interval: Annotated[int, typer.Option(help="Write a frame and a line of the log every so many steps.")] = 10,
     cell: Annotated[bool, typer.Option("--cell", help="npt: let the shape of the cell change too.")] = False,
+    npt_mode: NptMode = "iso",
+    tau_t: TauT = None,
+    tau_p: TauP = None,
+    checkpoint: CheckpointFile = None,
+    checkpoint_interval: CheckpointInterval = 1000,
+    restart: Restart = None,
     seed: Annotated[int | None, typer.Option(help="Of velocities and noise; by default drawn.")] = None,
     index: Index = "-1",
     output: Annotated[
@@ -113,6 +130,14 @@ def md(
     debug: Debug = False,
 ) -> None:
     """Run molecular dynamics; writes a trajectory and a log (CSV)."""
+    if given.check_engine(engine, npt_mode, tau_t, tau_p, checkpoint, restart) == "native":
+        from nvdd_ase.cli_native import run_native
+
+        run_native(
+            file, index, model, option, ranks, device, dtype, skin, ensemble, temperature, pressure, timestep, friction, steps,
+            interval, "full" if cell else npt_mode, tau_t, tau_p, checkpoint, checkpoint_interval, restart, seed, output, plot,
+        )  # fmt: skip
+        return
     from nvdd_ase.frames import TRAJECTORY_SUFFIXES
     from nvdd_ase.md import MDSettings, prepare_velocities, run_md
     from nvdd_ase.plots import check_plot, plot_md

@@ -48,6 +48,23 @@ def check_count(name: str, value: int, least: int) -> None:
         raise InputError(f"--{name} must be at least {least}, but is {value}")
 
 
+def check_engine(engine: str, npt_mode: str, tau_t: Any, tau_p: Any, checkpoint: Any, restart: Any) -> str:
+    """The engine of `nvdd md`; raises for another name, and for options that ASE's integrators don't have."""
+    if engine not in ("ase", "native"):
+        raise InputError(f"unknown --engine {engine!r}; choose one of ase, native")
+    native = {
+        "--npt-mode": npt_mode != "iso",
+        "--tau-t": tau_t is not None,
+        "--tau-p": tau_p is not None,
+        "--checkpoint": checkpoint is not None,
+        "--restart": restart is not None,
+    }
+    used = [name for name, is_used in native.items() if is_used]
+    if engine == "ase" and used:
+        raise InputError(f"{', '.join(used)}: only with --engine native")
+    return engine
+
+
 def check_calculator_options(ranks: int, dtype: str | None, skin: float) -> None:
     """Raises for values that no calculator takes."""
     check_count("ranks", ranks, 1)

@@ -23,3 +23,11 @@ Index = Annotated[str, typer.Option(help="Frame of a file with several; -1 is th
 Plot = Annotated[Path | None, typer.Option(help="Draw the run to this .png, .pdf or .svg file.")]
 Debug = Annotated[bool, typer.Option("--debug", help="On an error, show the traceback too.")]
 Pressure = Annotated[float, typer.Option(help="Pressure, in GPa.")]
+
+# of `nvdd md --engine native`
+NptMode = Annotated[str, typer.Option(metavar="iso|aniso|full", help="native, npt and nph: what the cell may do.")]
+TauT = Annotated[float | None, typer.Option(help="native: fs, of the thermostat; 100 steps by default.")]
+TauP = Annotated[float | None, typer.Option(help="native: fs, of the barostat; 1000 steps by default.")]
+CheckpointFile = Annotated[Path | None, typer.Option("--checkpoint", help="native: file for checkpoints.")]
+CheckpointInterval = Annotated[int, typer.Option(help="native: steps between checkpoints.")]
+Restart = Annotated[Path | None, typer.Option(help="native: checkpoint to go on from, for --steps more steps.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +37,20 @@ def plot_md(records: Sequence[MDStep], path: str | Path, title: str = "") -> Non
     if records and all(record.pressure_GPa is not None for record in records):
         panels.append(("pressure (GPa)", {"": [r.pressure_GPa for r in records]}))
     _draw(path, title, "time (ps)", time, panels)
+
+
+def plot_md_log(log: str | Path, path: str | Path, title: str = "") -> None:
+    """Draws energy, temperature and, where there is one, pressure against time, of a log that `CSVLog` wrote."""
+    with open(log, newline="") as file:
+        lines = list(csv.DictReader(file))
+    number = lambda name: [float(line[name]) for line in lines]
+    panels = [
+        ("energy (eV)", {"potential": number("epot_eV"), "conserved": number("conserved_eV")}),
+        ("temperature (K)", {"": number("temperature_K")}),
+    ]
+    if lines and all(line["pressure_GPa"] for line in lines):
+        panels.append(("pressure (GPa)", {"": number("pressure_GPa")}))
+    _draw(path, title, "time (ps)", [time / 1000 for time in number("time_fs")], panels)
 
 
 def plot_relax(history: Sequence[RelaxStep], path: str | Path, title: str = "") -> None:

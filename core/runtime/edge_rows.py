@@ -43,13 +43,13 @@ class EdgeRows:
     edge_of_bond: Tensor
 
     @classmethod
-    def build(cls, comm: Communicator, receiver, sender, shift, owner) -> tuple[EdgeRows, np.ndarray]:
+    def build(cls, comm: Communicator, receiver, sender, shift, home) -> tuple[EdgeRows, np.ndarray]:
         """For the edges of this rank, given by global ids (E,), (E,) and images (E, 3); every rank calls it at once.
 
         Args:
             comm: the ranks.
             receiver, sender, shift: the edges.
-            owner: (N,) owner of each atom.
+            home: (E,) owner of each sender.
 
         Returns:
             the rows, and which edges are kept, (E',): an edge at the very end of the list may lack its reverse by
@@ -57,7 +57,6 @@ class EdgeRows:
         """
         keys = np.column_stack([receiver, sender, np.rint(shift).astype(np.int64)])
         wanted = np.column_stack([sender, receiver, -np.rint(shift).astype(np.int64)])
-        home = owner[sender]
         order = np.argsort(home, kind="stable")
         row = _ask(comm, keys, wanted[order], home[order])
         found = np.empty(len(keys), np.int64)
@@ -67,7 +66,7 @@ class EdgeRows:
             keys, home = keys[kept], home[kept]
             receiver, sender, shift = receiver[kept], sender[kept], shift[kept]
         if any(comm.all_gather_object(len(kept) < len(found), "edges without reverse")):
-            inner, again = cls.build(comm, receiver, sender, shift, owner)
+            inner, again = cls.build(comm, receiver, sender, shift, home)
             return inner, kept[again]
         return cls._from_rows(comm, keys, home, found[kept]), kept
 

@@ -279,7 +279,7 @@ class GraphBuilder:
         put = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device)
         edge_rows = None
         if self.edge_rows:
-            edge_rows, kept = EdgeRows.build(self.comm, receiver, sender, shift, owner)
+            edge_rows, kept = EdgeRows.build(self.comm, receiver, sender, shift, owner[sender])
             receiver, sender, shift, shift_vector = (a[kept] for a in (receiver, sender, shift, shift_vector))
         ids = np.flatnonzero(owner == rank)
         row_at_owner = _rows_at_owner(owner, self.comm.size)

@@ -1,0 +1,1 @@
+"""Molecular dynamics and relaxation of atoms that stay on their ranks."""

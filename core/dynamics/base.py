@@ -1,0 +1,173 @@
+"""`BaseDynamics`, which integrators and optimisers implement for one process, and `Evaluator`, which it is given.
+
+An integrator says what it needs of all atoms together; it never talks to other ranks::
+
+    class VelocityVerlet(BaseDynamics):
+        def step(self, state, evaluate):
+            state.velocities += 0.5 * self.dt * state.forces / state.masses[:, None]
+            state.positions += self.dt * state.velocities
+            evaluate(state)
+            state.velocities += 0.5 * self.dt * state.forces / state.masses[:, None]
+
+With a global scalar: ``scalars = {"kinetic": kinetic_energy}`` in the class, then ``evaluate(state, "kinetic")``
+(in the message that sums the energy, computed after the forces) or ``evaluate.reduce(state, "kinetic")`` (a message
+of its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from nvdd.dynamics.scalars import kinetic_energy, total_momentum
+from nvdd.dynamics.state import FS, DynamicsState
+from nvdd.errors import InputError
+
+Share = Callable[[DynamicsState], Tensor]
+
+
+class BaseDynamics:
+    """One algorithm that moves atoms, written for one process.
+
+    It keeps its parameters in attributes and everything that changes in the state: ``state.node_state`` (per atom),
+    ``state.system_state`` (per system). One object may so serve several runs.
+
+    Args:
+        timestep: fs.
+
+    Attributes:
+        dt: the time step in ASE's unit.
+        scalars: name -> function of the state that gives the (n_systems, ...) sum over the atoms at hand. It may read
+            positions, velocities, forces and the dictionaries of the state, not energy or stress.
+        maxima: the same for (n_systems, ...) maxima.
+        needs_stress: whether `step` reads ``state.stress``.
+        kinetic: whether velocities are those of atoms in time (not so in an optimiser).
+    """
+
+    scalars: ClassVar[Mapping[str, Share]] = {}
+    maxima: ClassVar[Mapping[str, Share]] = {}
+    needs_stress = False
+    kinetic = True
+
+    def __init__(self, timestep: float) -> None:
+        if not timestep > 0 or timestep == float("inf"):
+            raise InputError(f"{type(self).__name__}: timestep must be positive (fs), got {timestep!r}")
+        self.timestep = float(timestep)
+        self.dt = self.timestep * FS
+
+    def initialise(self, state: DynamicsState, evaluate: Evaluator) -> None:
+        """Makes ``state.node_state`` and ``state.system_state``; energy and forces are there, stress if needed.
+
+        Called once, before the first step; not after a restart, which brings them.
+        """
+
+    def step(self, state: DynamicsState, evaluate: Evaluator) -> None:
+        """Moves the atoms by one step, in place. On return forces and energy are those of ``state.positions``.
+
+        ``state.step`` is the number of steps done before this one; the caller counts.
+        """
+        raise NotImplementedError
+
+    def conserved(self, state: DynamicsState, kinetic: Tensor) -> Tensor:
+        """(n_systems,) eV, what this algorithm conserves, given the kinetic energy (n_systems,) eV of all atoms."""
+        return state.energy + kinetic
+
+    def is_converged(self, state: DynamicsState) -> bool:
+        """Whether the run is over, from what all ranks have alike; an optimiser says so."""
+        return False
+
+    def parameters(self) -> dict[str, Any]:
+        """What a log or a checkpoint says about the algorithm."""
+        return {"dynamics": type(self).__name__, "timestep_fs": self.timestep}
+
+
+class Evaluator:
+    """Computes forces of a state, and sums over all atoms; given to `BaseDynamics.step`.
+
+    This one is for one process. Over ranks `collect` gathers the shares of all of them, and nothing else differs.
+
+    Args:
+        dynamics: whose ``scalars`` and ``maxima`` may be asked for.
+        compute: function of the state and of whether the stress is wanted. It gives the forces of the atoms at hand
+            (n, 3) eV/A, the share of the energy (n_systems,) eV, and that of the virial (n_systems, 3, 3) eV or None;
+            virial = stress * volume, positive under tension.
+
+    Attributes:
+        want_stress: that stress is computed although the dynamics does not read it, for a log.
+        n_evaluations: how often forces were computed.
+    """
+
+    def __init__(self, dynamics: BaseDynamics, compute: Callable[[DynamicsState, bool], tuple]) -> None:
+        self.dynamics, self.compute = dynamics, compute
+        self.want_stress = False
+        self.n_evaluations = 0
+        self._sums = {"momentum": total_momentum, "kinetic_energy": kinetic_energy, **dynamics.scalars}
+        self._maxima = dict(dynamics.maxima)
+
+    def __call__(self, state: DynamicsState, *names: str) -> dict[str, Tensor]:
+        """Sets ``state.forces``, ``state.energy`` and, if it is wanted, ``state.stress`` for the state's positions.
+
+        Args:
+            state: positions and cell may have changed since the last call.
+            names: scalars and maxima to combine over all atoms in the same message; computed with the new forces.
+
+        Returns:
+            (n_systems, ...) totals by name, the same on every rank to the last bit.
+        """
+        stress = self.dynamics.needs_stress or self.want_stress
+        forces, energy, virial = self.compute(state, stress)
+        self.n_evaluations += 1
+        state.forces = forces * state.free
+        shares = {"energy": energy}
+        if state.fix_com:
+            shares["force"] = state.sum_systems(state.forces)
+        if virial is not None:
+            shares["virial"] = virial
+        totals = self._combine(shares, state, names)
+        state.energy = totals.pop("energy")
+        if state.fix_com:
+            state.forces = _without_total(state, totals.pop("force"))
+        state.stress = totals.pop("virial") / state.volume[:, None, None] if virial is not None else None
+        return totals
+
+    def reduce(self, state: DynamicsState, *names: str) -> dict[str, Tensor]:
+        """Totals of scalars and maxima, in one message; beside the dynamics' own there are ``kinetic_energy``
+        (n_systems,) eV and ``momentum`` (n_systems, 3) amu A/time."""
+        return self._combine({}, state, names)
+
+    def remove_drift(self, state: DynamicsState) -> None:
+        """Takes the velocity of the centre of mass off every atom that moves; one message."""
+        drift = self.reduce(state, "momentum")["momentum"] / state.total_mass.unsqueeze(1)
+        state.velocities = state.velocities - state.of_atoms(drift) * state.free
+
+    def collect(self, share: Tensor) -> Tensor:
+        """(k,) numbers of this rank -> (n_ranks, k) of all."""
+        return share.unsqueeze(0)
+
+    def _combine(self, shares: dict[str, Tensor], state: DynamicsState, names: tuple[str, ...]) -> dict[str, Tensor]:
+        largest = {}
+        for name in names:
+            if name in self._sums:
+                shares[name] = self._sums[name](state)
+            elif name in self._maxima:
+                largest[name] = self._maxima[name](state)
+            else:
+                raise InputError(
+                    f"{type(self.dynamics).__name__} asks for {name!r}; it declares {sorted(self._sums | self._maxima)}"
+                )
+        parts = {**shares, **largest}
+        everyone = self.collect(torch.cat([p.to(torch.float64).reshape(-1) for p in parts.values()]))
+        columns = everyone.split([p.numel() for p in parts.values()], 1)
+        return {
+            name: (column.amax(0) if name in largest else column.sum(0)).reshape(parts[name].shape)
+            for name, column in zip(parts, columns, strict=True)
+        }
+
+
+def _without_total(state: DynamicsState, total: Tensor) -> Tensor:
+    """Forces less each atom's share, by mass, of the total force (n_systems, 3) on its system."""
+    per_mass = state.of_atoms(total / state.total_mass.unsqueeze(1))
+    return state.forces - state.masses.unsqueeze(1) * per_mass * state.free

@@ -1,0 +1,360 @@
+"""`OwnedGraph`: the graph of one rank, made of the atoms that each rank owns; no rank has all atoms.
+
+The same as `nvdd.runtime.graph.GraphBuilder`, which is given all atoms on every rank, but here ranks that are near
+each other exchange the atoms within cutoff + skin of one another's bounding boxes to find candidates.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nvdd.cells import Frame
+from nvdd.communicator import Communicator
+from nvdd.data import Batch
+from nvdd.directory import AtomDirectory
+from nvdd.dynamics.domains import Domains
+from nvdd.dynamics.state import DynamicsState
+from nvdd.errors import InputError
+from nvdd.exchange import fetch
+from nvdd.neighbors import edges_within
+from nvdd.plan import ExchangePlan
+from nvdd.runtime.edge_rows import EdgeRows
+from nvdd.runtime.graph import LocalGraph, Topology
+
+_VALID, _SOON, _NOW, _FAILED = range(4)  # whether candidates must be found anew
+_WIDTH = 11  # numbers of a record
+
+
+@dataclass(frozen=True, eq=False)
+class _Records:
+    """Atoms, or images of atoms, that may be senders, as they travel: (n, 11) float64."""
+
+    table: np.ndarray
+
+    @classmethod
+    def of(cls, home: np.ndarray, images: np.ndarray, ids, numbers, system, rank: int) -> _Records:
+        """Scaled coordinates (n, 3), the whole cells that brought atoms there (n, 3), and who they are."""
+        n = len(home)
+        return cls(np.column_stack([home, images, np.arange(n), ids, numbers, system, np.full(n, rank)]).astype(float))
+
+    def _whole(self, column: int) -> np.ndarray:
+        return self.table[:, column].astype(np.int64)
+
+    row = property(lambda self: self._whole(6))
+    id = property(lambda self: self._whole(7))
+    number = property(lambda self: self._whole(8))
+    system = property(lambda self: self._whole(9))
+    rank = property(lambda self: self._whole(10))
+
+
+class OwnedGraph:
+    """Keeps a `Topology` of owned atoms while it is valid, and filters its candidates at each step.
+
+    Args:
+        comm: the ranks.
+        cutoff: of the model, A.
+        skin: A.
+        width: where candidates are searched, A; at least ``cutoff + skin``.
+        edge_rows: whether the model reads reverse edges or bonds.
+        directory: whether the model finds atoms by id (sharded storage), so that each rank keeps two numbers for
+            every atom.
+
+    Attributes:
+        n_builds: how often candidates were found.
+        due: whether an atom may have moved by half the skin at the next step: time to migrate atoms and to `build`.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        cutoff: float,
+        skin: float,
+        width: float,
+        edge_rows: bool = False,
+        directory: bool = False,
+    ) -> None:
+        self.comm, self.cutoff, self.skin, self.width = comm, cutoff, skin, width
+        self.edge_rows, self.directory = edge_rows, directory
+        self.n_builds = 0
+        self.due = self.failed = self._fresh = False
+        self._topology: Topology | None = None
+
+    # -- whether candidates are still right
+
+    def _agree(self, code: Tensor) -> Tensor:
+        """The largest code of all ranks, in one message."""
+        if self.comm.size == 1:
+            return code
+        return self.comm.all_reduce(code.to(self.comm.message_device), "max", "have atoms moved far")
+
+    def _code(self, state: DynamicsState) -> Tensor:
+        """A pair of candidates that was farther apart than the search width R must still be farther than the cutoff.
+
+        Let F take the old cell to the new one, and u be an atom's displacement beside it. Then the distance is at
+        least (1 - |F - 1|) R - 2 max |u|, with the Frobenius norm.
+        """
+        before, moved = self._reference, state.positions - self._reference.positions
+        room = torch.full(
+            (state.n_systems,), 0.5 * (self.width - self.cutoff), dtype=torch.float64, device=moved.device
+        )
+        if not self._cell_is(state, before.cell):
+            if before.inverse is None:  # a cell without volume
+                return torch.tensor([_NOW])
+            deformation = before.inverse @ state.cell
+            moved = state.positions - torch.einsum("ni,nij->nj", before.positions, state.of_atoms(deformation))
+            off = torch.linalg.matrix_norm(deformation - torch.eye(3, dtype=torch.float64, device=moved.device))
+            room = room - 0.5 * off * self.width
+        if not len(moved):
+            return torch.where((room < 0).any(), _NOW, _VALID).reshape(1)
+        share = (moved.square().sum(1) / state.of_atoms(room.clamp(min=1e-12)).square()).max().sqrt()
+        growth, self._share = share - self._share, share
+        # what is not a number must not pass for valid
+        now = torch.where((share <= 1.0) & (room >= 0).all(), _VALID, _NOW)
+        return torch.where(share + 2.0 * growth > 1.0, torch.clamp(now, min=_SOON), now).reshape(1)
+
+    @staticmethod
+    def _cell_is(state: DynamicsState, known: tuple[Tensor, int]) -> bool:
+        """Whether it is that tensor, unchanged; without a look at the numbers, which would wait for a GPU."""
+        return state.cell is known[0] and state.cell._version == known[1]
+
+    # -- candidates
+
+    def build(self, state: DynamicsState, domains: list[Domains]) -> None:
+        """Finds candidates and the exchange of halo rows; every rank calls it at once.
+
+        Raises:
+            InputError: a position or the cell is not finite; on every rank.
+        """
+        self._topology = None  # if it fails, nothing old is used
+        positions, system = state.positions.cpu().numpy(), state.system.cpu().numpy()
+        cells, pbc = state.cell.cpu().numpy(), state.pbc.cpu().numpy()
+        species = self._check_finite(positions, cells, state)
+        frames = [Frame.of(c, p) for c, p in zip(cells, pbc, strict=True)]
+        members = [np.flatnonzero(system == k) for k in range(state.n_systems)]
+        home, images = np.zeros_like(positions), np.zeros_like(positions)
+        for domain, frame, rows in zip(domains, frames, members, strict=True):
+            scaled = frame.scaled(positions[rows])
+            home[rows] = domain.beside(scaled, self.comm.rank, frame.pbc)
+            images[rows] = np.rint(home[rows] - scaled)
+        own = _Records.of(
+            home, images, state.ids.cpu().numpy(), state.atomic_numbers.cpu().numpy(), system, self.comm.rank
+        )
+        others = self._exchange(own.table, members, frames)
+        edges = [self._search(own.table, rows, others[k], frames[k]) for k, rows in enumerate(members)]
+        receiver, shift, senders = (np.concatenate(parts) for parts in zip(*edges, strict=True))
+        self._set(state, species, receiver.astype(np.int64), shift, _Records(senders))
+        self.n_builds += 1
+        self.due, self._fresh = False, True
+
+    def _check_finite(self, positions: np.ndarray, cells: np.ndarray, state: DynamicsState) -> int:
+        """The largest atomic number of all ranks, which a rank without atoms borrows for its phantom."""
+        bad = np.flatnonzero(~np.isfinite(positions).all(1))
+        worst = -1 if not len(bad) else int(state.ids[int(bad[0])])
+        if not np.isfinite(cells).all():
+            worst = max(worst, 0)
+        largest = int(state.atomic_numbers.max()) if len(positions) else 0
+        flag = torch.tensor([worst, largest], device=self.comm.message_device)
+        worst, largest = self.comm.all_reduce(flag, "max", "finite positions").tolist()
+        if worst >= 0:
+            raise InputError(
+                f"step {state.step}: the position of atom {worst} or the cell is not a finite number. Relax the structure first, "
+                "or use a smaller timestep"
+            )
+        return largest
+
+    def _exchange(self, records: np.ndarray, members: list[np.ndarray], frames: list[Frame]) -> list[np.ndarray]:
+        """For each system the records of atoms and images, of all ranks, that are near this rank's box of atoms."""
+        comm = self.comm
+        mine = np.full((len(members), 2, 3), np.inf)
+        mine[:, 1] = -np.inf
+        for box, rows in zip(mine, members, strict=True):
+            if len(rows):
+                box[0], box[1] = records[rows, :3].min(0), records[rows, :3].max(0)
+        boxes = comm.all_gather(torch.from_numpy(mine).to(comm.message_device), "boxes of atoms").cpu().numpy()
+        parcels: list[list[np.ndarray]] = [[] for _ in range(comm.size)]
+        for k, (frame, rows) in enumerate(zip(frames, members, strict=True)):
+            if not len(rows):
+                continue
+            reach = self.width / frame.heights * (1 + 1e-9) + 1e-12
+            for rank in range(comm.size):
+                low, high = boxes[rank, k, 0] - reach, boxes[rank, k, 1] + reach
+                for found in _images_within(records[rows], mine[k], low, high, frame.pbc):
+                    if rank == comm.rank:  # the atoms themselves are there already
+                        found = found[(found[:, 3:6] != records[found[:, 6].astype(np.int64), 3:6]).any(1)]
+                    parcels[rank].append(found)
+        empty = np.zeros((0, _WIDTH))
+        full = [np.concatenate([empty, *parcel]) for parcel in parcels]
+        own, full[comm.rank] = full[comm.rank], empty
+        send = [len(parcel) for parcel in full]
+        message = torch.from_numpy(np.concatenate(full)).to(comm.message_device)
+        receive = comm.transpose_counts(send, "candidates")
+        arrived = comm.exchange(message, send, receive, "candidates", setup=True).cpu().numpy()
+        everything = np.concatenate([own, arrived])
+        return [everything[everything[:, 9] == k] for k in range(len(members))]
+
+    def _search(self, table: np.ndarray, rows: np.ndarray, others: np.ndarray, frame: Frame) -> tuple[np.ndarray, ...]:
+        """Receivers (rows), whole cell vectors, and records of senders, of the edges into the atoms of one system."""
+        if not len(rows):
+            return np.zeros(0), np.zeros((0, 3)), np.zeros((0, _WIDTH))
+        own = table[rows]
+        everything = np.concatenate([own, others])
+        points = everything[:, :3] @ frame.cell
+        # an open box: images are points of their own
+        edges = edges_within(points, np.zeros((3, 3)), np.zeros(3, bool), self.width)
+        mine = edges.receiver < len(own)
+        i, j = edges.receiver[mine], edges.sender[mine]
+        return rows[i], everything[j, 3:6] - own[i, 3:6], everything[j]
+
+    def _set(
+        self, state: DynamicsState, species: int, receiver: np.ndarray, shift: np.ndarray, senders: _Records
+    ) -> None:
+        """From senders on other ranks to halo rows, and the exchange of these."""
+        comm, edge_rows = self.comm, None
+        if self.edge_rows:
+            ids = state.ids.cpu().numpy()
+            edge_rows, kept = EdgeRows.build(comm, ids[receiver], senders.id, shift, senders.rank)
+            receiver, shift, senders = receiver[kept], shift[kept], _Records(senders.table[kept])
+        rank, sender = senders.rank, senders.row
+        n_phantom = int(len(state.ids) == 0)
+        n_owned = len(state.ids) + n_phantom
+        remote = np.flatnonzero(rank != comm.rank)
+        key = rank[remote] * (int(sender[remote].max(initial=0)) + 1) + sender[remote]
+        _, first, place = np.unique(key, return_index=True, return_inverse=True)
+        halo = _Records(senders.table[remote[first]])
+        plan = ExchangePlan.build(comm, n_owned, torch.from_numpy(halo.rank), torch.from_numpy(halo.row), "atoms")
+        sender[remote] = n_owned + place.reshape(-1)
+        put = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(comm.device)
+        own_system = torch.zeros(1, dtype=torch.int64, device=comm.device) if n_phantom else state.system
+        own_number = torch.full((1,), species, device=comm.device) if n_phantom else state.atomic_numbers
+        self._topology = Topology(
+            ids=state.ids,
+            rows=torch.arange(plan.n_padded, device=comm.device),
+            n_phantom=n_phantom,
+            candidates=put(np.stack([receiver, sender])),
+            shift=put(shift),
+            shift_vector=torch.empty(0),
+            system=torch.cat([own_system, put(halo.system)]),
+            atomic_numbers=torch.cat([own_number, put(halo.number)]),
+            atoms_per_system=state.n_atoms,
+            plan=plan,
+            edge_rows=edge_rows,
+            directory=self._directory(state, plan, put(halo.id)) if self.directory else None,
+        )
+        self._node_fields = {name: self._padded(rows, plan, name) for name, rows in state.node_fields.items()}
+        has_volume = bool((torch.linalg.det(state.cell) != 0).all())
+        self._reference = _Reference(
+            state.positions.clone(),
+            torch.linalg.inv(state.cell) if has_volume else None,
+            (state.cell, state.cell._version),
+        )
+        self._share = torch.zeros((), dtype=torch.float64, device=comm.device)
+        self._set_cell(state)
+
+    def _directory(self, state: DynamicsState, plan: ExchangePlan, halo_ids: Tensor) -> AtomDirectory:
+        n, comm = int(state.n_atoms.sum()), self.comm
+        table = torch.zeros(2, n, dtype=torch.int64, device=comm.message_device)
+        own = state.ids.to(comm.message_device)
+        table[0, own], table[1, own] = comm.rank, torch.arange(len(own), device=own.device)
+        table = comm.all_reduce(table, "sum", "directory of atoms").to(comm.device)
+        own = state.ids if len(state.ids) else state.ids.new_zeros(1)
+        return AtomDirectory(table[0], table[1], torch.cat([own, halo_ids]))
+
+    # -- this step
+
+    def update(self, state: DynamicsState, failed: bool = False) -> tuple[Batch, LocalGraph] | None:
+        """Inputs of this rank's rows ``[owned | halo]``, and the edges with r < cutoff; every rank calls it at once.
+
+        None, on every rank, if candidates must be found first (`build`), which all agree on by one number. With
+        ``failed`` a rank says that something else has gone wrong on it; then `failed` is True on every rank.
+        """
+        stale = self._topology is None or (self.skin == 0 and not self._fresh)
+        self._fresh = False
+        vectors, mask = (None, None) if stale else self._vectors(state)
+        code = torch.tensor([_FAILED if failed else _NOW]) if stale or failed else self._code(state)
+        code, count = self._read(self._agree(code), mask)
+        self.due, self.failed = code >= _SOON, code == _FAILED
+        if code >= _NOW:
+            return None
+        near = mask.nonzero().squeeze(1) if count is None else torch.nonzero_static(mask, size=count).squeeze(1)
+        topology = self._topology
+        graph = LocalGraph(
+            topology,
+            near,
+            topology.candidates.index_select(1, near),
+            vectors.index_select(1, near).T.contiguous(),
+            topology.edge_rows.select(mask) if topology.edge_rows is not None else None,
+        )
+        return self._batch(state), graph
+
+    @staticmethod
+    def _read(code: Tensor, mask: Tensor | None) -> tuple[int, int | None]:
+        """The code, and on a GPU how many edges there are: the only time in a step at which the host waits for it."""
+        if mask is None or not mask.is_cuda:
+            return int(code), None
+        return tuple(torch.stack([code.to(mask.device).reshape(()).to(torch.int64), mask.sum()]).tolist())
+
+    def _vectors(self, state: DynamicsState) -> tuple[Tensor, Tensor]:
+        """(3, C) vectors of the candidates, and (C,) which are shorter than the cutoff."""
+        if not self._cell_is(state, self._cell):
+            self._set_cell(state)
+        topology = self._topology
+        self._positions = self._padded(state.positions, topology.plan, "positions")
+        receiver, sender = topology.candidates
+        # coordinates in rows (3, C): sums over them are then sums of contiguous rows
+        x = self._positions.T.contiguous()
+        vectors = x.index_select(1, sender).sub_(x.index_select(1, receiver)).add_(topology.shift_vector)
+        return vectors, vectors.square().sum(0) < self.cutoff**2
+
+    def _batch(self, state: DynamicsState) -> Batch:
+        topology = self._topology
+        return Batch(
+            positions=self._positions,
+            atomic_numbers=topology.atomic_numbers,
+            cell=state.cell,
+            pbc=state.pbc,
+            batch=topology.system,
+            n_systems=state.n_systems,
+            node_fields=self._node_fields,
+            system_fields=state.system_fields,
+        )
+
+    def _padded(self, rows: Tensor, plan: ExchangePlan, name: str) -> Tensor:
+        """Owned rows (a phantom's are zero), and those of the halo."""
+        if not len(rows):
+            rows = rows.new_zeros(1, *rows.shape[1:])
+        return fetch(rows, plan, name)
+
+    def _set_cell(self, state: DynamicsState) -> None:
+        topology = self._topology
+        system = topology.system.index_select(0, topology.candidates[0])
+        vectors = torch.einsum("ei,eij->je", topology.shift, state.cell.index_select(0, system)).contiguous()
+        self._topology = replace(topology, shift_vector=vectors)
+        self._cell = (state.cell, state.cell._version)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reference:
+    """When candidates were found: positions (n, 3), inverse cells (n_systems, 3, 3) or None without volume, and the
+    tensor of cells with its version."""
+
+    positions: Tensor
+    inverse: Tensor | None
+    cell: tuple[Tensor, int]
+
+
+def _images_within(records: np.ndarray, box: np.ndarray, low: np.ndarray, high: np.ndarray, pbc: np.ndarray):
+    """Copies of records, moved by each image that brings some of their ``box`` (2, 3) between ``low`` and ``high``."""
+    if not np.isfinite(low).all():  # that rank has no atoms
+        return
+    first = np.where(pbc, np.ceil(low - box[1]), 0).astype(int)
+    last = np.where(pbc, np.floor(high - box[0]), 0).astype(int)
+    for image in itertools.product(*(range(a, b + 1) for a, b in zip(first, last, strict=True))):
+        scaled = records[:, :3] + image
+        found = records[((scaled >= low) & (scaled <= high)).all(1)]
+        found[:, :6] += (*image, *image)
+        yield found

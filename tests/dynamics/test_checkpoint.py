@@ -1,0 +1,104 @@
+"""Checkpoints: a run goes on on another number of ranks as if nothing had happened, whatever ended it."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import md
+from nvdd import CSVR, NPT, InputError, Langevin, NoseHoover
+from nvdd.communicator import Communicator
+from nvdd.dynamics.checkpoint import Checkpoint, load_checkpoint, write_whole
+
+OPTIONS = {"skin": 0.4, "migration_hysteresis": 0.0}
+INTEGRATORS = {
+    "Langevin": lambda: Langevin(4.0, temperature=120.0, friction=0.005, seed=3),
+    "NoseHoover": lambda: NoseHoover(4.0, temperature=120.0),
+    "CSVR": lambda: CSVR(4.0, temperature=120.0, tau=100.0, seed=3),
+    "NPT": lambda: NPT(4.0, temperature=120.0, pressure=0.0, mode="full"),
+}
+
+
+def halves(ranks, folder, make, steps: int, atoms=None):
+    """Steps on 4 ranks; half of them on 3 ranks, and the other half on 2."""
+    atoms = md.hot_argon((2, 2, 3)) if atoms is None else atoms
+    path = str(folder / "run.ckpt")
+    whole = ranks.run(4, md.run_on_rank, "lj", atoms, make(), steps, OPTIONS)
+    first = ranks.run(3, md.run_on_rank, "lj", atoms, make(), steps // 2, OPTIONS, [Checkpoint(path, steps // 2)])
+    second = ranks.run(2, md.run_on_rank, "lj", path, make(), steps // 2, OPTIONS)
+    return whole, first, second
+
+
+def assert_same(whole, second, steps: int) -> None:
+    assert second[0]["steps"] == steps
+    for name in ("positions", "velocities"):
+        assert np.abs(second[0][name] - whole[0][name]).max() < 1e-8, name
+    assert np.abs(second[0]["cell"] - whole[0]["cell"]).max() < 1e-9
+    np.testing.assert_allclose(second[0]["conserved"], whole[0]["conserved"], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", INTEGRATORS)
+def test_from_three_ranks_to_two(ranks, tmp_path, name):
+    whole, _, second = halves(ranks, tmp_path, INTEGRATORS[name], 40)
+    assert_same(whole, second, 40)
+    assert second[0]["evaluations"] == 20, "forces come with the checkpoint"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_thousand_steps_of_langevin(ranks, tmp_path):
+    """More than 100 migrations; step 500 is a checkpoint of 3 ranks from which 2 go on; 1 and 4 ranks agree."""
+    make, atoms = INTEGRATORS["Langevin"], md.hot_argon((3, 3, 3))
+    whole, _, second = halves(ranks, tmp_path, make, 1000, atoms)
+    assert_same(whole, second, 1000)
+    assert sum(part["migrated"] for part in whole) > 100
+    for size in (1, 2, 3):
+        alone = ranks.run(size, md.run_on_rank, "lj", atoms, make(), 1000, OPTIONS)
+        assert np.abs(alone[0]["positions"] - whole[0]["positions"]).max() < 1e-8
+
+
+def test_another_integrator_is_refused_or_takes_atoms_alone(ranks, tmp_path):
+    path = str(tmp_path / "run.ckpt")
+    atoms = md.hot_argon((2, 2, 2))
+    ranks.run(2, md.run_on_rank, "lj", atoms, INTEGRATORS["Langevin"](), 2, {}, [Checkpoint(path, 2)])
+    nose = INTEGRATORS["NoseHoover"]
+    with pytest.raises(InputError, match="was written by Langevin, whose state NoseHoover can't take over"):
+        md.run_on_rank(Communicator(None), "lj", path, nose(), 1, {})
+    part = md.run_on_rank(Communicator(None), "lj", path, nose(), 1, {}, integrator=False)
+    assert part["steps"] == 1
+
+
+def test_what_can_t_be_read(tmp_path):
+    comm = Communicator(None)
+    with pytest.raises(InputError, match="can't be read as a checkpoint"):
+        load_checkpoint(tmp_path / "none.ckpt", comm)
+    (tmp_path / "half.ckpt").write_bytes(b"123")
+    with pytest.raises(InputError, match="can't be read as a checkpoint"):
+        load_checkpoint(tmp_path / "half.ckpt", comm)
+    save_file({"x": torch.zeros(1)}, tmp_path / "weights.ckpt")
+    with pytest.raises(InputError, match="is no checkpoint of this version of nvdd"):
+        load_checkpoint(tmp_path / "weights.ckpt", comm)
+    with pytest.raises(InputError, match="there is no folder"):
+        md.run_on_rank(
+            comm, "lj", md.hot_argon((1, 1, 1)), md.Verlet(1.0), 1, {}, [Checkpoint(tmp_path / "a" / "b.ckpt")]
+        )
+
+
+def test_a_file_is_replaced_when_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fails(part) -> None:
+        part.write_text("ne")
+        assert path.read_text() == "old"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, fails)
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["file"]
+    write_whole(path, lambda part: part.write_text("new"))
+    assert path.read_text() == "new" and os.listdir(tmp_path) == ["file"]

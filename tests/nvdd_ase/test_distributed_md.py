@@ -1,0 +1,148 @@
+"""`DistributedMD`: results in the user's atoms, restart after any death."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from ase import Atoms, units
+from ase.build import bulk
+from ase.constraints import FixAtoms, FixBondLength
+from ase.md.verlet import VelocityVerlet
+
+from nvdd import InputError, RankError
+from nvdd_ase import DistributedMD, NVDDCalculator
+
+LJ = {"epsilon": {"Ar": 0.0104, "Ne": 0.0031}, "sigma": {"Ar": 3.4, "Ne": 2.8}, "cutoff": 6.5, "mixing": "arithmetic"}
+
+
+def crystal(temperature: float = 60.0) -> Atoms:
+    atoms = bulk("Ar", "fcc", a=5.3, cubic=True).repeat((2, 2, 3))
+    atoms.rattle(0.1, seed=1)
+    atoms = atoms[np.random.default_rng(0).permutation(len(atoms))]
+    atoms.numbers[::5] = 10
+    spread = np.sqrt(units.kB * temperature / atoms.get_masses())[:, None]
+    atoms.set_velocities(spread * np.random.default_rng(4).normal(size=(len(atoms), 3)))
+    return atoms
+
+
+def md(atoms: Atoms, ranks: int = 1, **options) -> DistributedMD:
+    return DistributedMD(atoms, "lj", ranks, model_options=LJ, device="cpu", **options)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_results_are_in_the_user_s_atoms(ranks):
+    atoms, expected = crystal(), crystal()
+    atoms.set_constraint(FixAtoms([3, 8]))
+    expected.set_constraint(FixAtoms([3, 8]))
+    seen = []
+    with md(atoms, ranks, timestep=2.0) as run:
+        run.attach(lambda run: seen.append((run.step, run.atoms.positions[0].copy())), 10)
+        assert run.run(25) is False
+        assert run.record["step"] == 25 and len(run.report()) == ranks
+    with NVDDCalculator("lj", model_options=LJ, device="cpu") as calculator:
+        expected.calc = calculator
+        VelocityVerlet(expected, 2.0 * units.fs).run(25)
+        assert np.abs(atoms.positions - expected.positions).max() < 1e-10
+        assert np.abs(atoms.get_velocities() - expected.get_velocities()).max() < 1e-10
+        assert atoms.get_potential_energy() == pytest.approx(expected.get_potential_energy(), rel=1e-12)
+        assert np.abs(atoms.get_forces() - expected.get_forces()).max() < 1e-12
+        assert np.abs(atoms.get_stress() - expected.get_stress()).max() < 1e-14
+    assert [step for step, _ in seen] == [10, 20] and not np.array_equal(seen[0][1], seen[1][1])
+
+
+def test_velocities_are_drawn_alike_on_any_number_of_ranks():
+    temperatures = []
+    for ranks in (1, 2):
+        atoms = crystal(0.0)
+        with md(atoms, ranks, ensemble="langevin", temperature=80.0, seed=5, timestep=2.0) as run:
+            run.run(5)
+        temperatures.append(atoms.get_temperature())
+    assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-10) and 20 < temperatures[0] < 140
+
+
+def test_what_is_refused():
+    with pytest.raises(InputError, match="ensemble nvt needs a temperature"):
+        md(crystal(), ensemble="nvt")
+    with pytest.raises(InputError, match="unknown ensemble 'nvx'; choose one of nve, langevin"):
+        md(crystal(), ensemble="nvx")
+    with pytest.raises(InputError, match="pressure, tau_p and npt_mode belong to ensembles npt and nph"):
+        md(crystal(), tau_p=100.0)
+    with pytest.raises(InputError, match="tau_t belongs to ensembles nvt, csvr and npt"):
+        md(crystal(), tau_t=100.0)
+    atoms = crystal()
+    atoms.set_constraint(FixBondLength(0, 1))
+    with pytest.raises(InputError, match="constraint FixBondLengths is not one that nvdd's integrators know"):
+        md(atoms)
+
+
+def test_another_structure_than_the_checkpoint_s(tmp_path):
+    with md(crystal(), checkpoint=tmp_path / "run.ckpt") as run:
+        run.run(1)
+    with pytest.raises(InputError, match="has 48 atoms, and these are 47"):
+        md(crystal()[:47], restart=tmp_path / "run.ckpt")
+
+
+LANGEVIN = {"ensemble": "langevin", "temperature": 60.0, "timestep": 2.0}
+
+
+class Uninterrupted:
+    """Positions after each step on one rank, computed as far as they are asked for."""
+
+    def __init__(self) -> None:
+        self.atoms = crystal()
+        self.run = md(self.atoms, **LANGEVIN)
+        self.found = [self.atoms.positions.copy()]
+
+    def __getitem__(self, step: int) -> np.ndarray:
+        while len(self.found) <= step:
+            self.run.run(1)
+            self.found.append(self.atoms.positions.copy())
+        return self.found[step]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    whole = Uninterrupted()
+    yield whole
+    whole.run.close()
+
+
+def killed_at_random(folder, number: int, ranks: int, expected: Uninterrupted) -> int:
+    """Kills a rank at a random moment of a run that writes a checkpoint each step, and goes on from it."""
+    dice, path = random.Random(number), folder / f"{number}.ckpt"
+    run = md(crystal(), ranks, **LANGEVIN, checkpoint=path, checkpoint_interval=1)
+    run.run(1)  # a first checkpoint
+    pid = dice.choice(run.report())["pid"]
+    timer = threading.Timer(dice.uniform(0.0, 0.4), os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    with pytest.raises(RankError):
+        run.run(1_000_000)
+    run.close()
+    timer.join()
+    atoms = crystal()
+    with md(atoms, **LANGEVIN, restart=path) as again:
+        step = again.step
+        assert np.abs(atoms.positions - expected[step]).max() < 1e-8, step
+        again.run(2)
+    assert step >= 1 and again.record["step"] == step + 2
+    assert np.abs(atoms.positions - expected[step + 2]).max() < 1e-8, step
+    return step
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_kill_any_rank_and_go_on(tmp_path, uninterrupted, number):
+    killed_at_random(tmp_path, number, 2, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_kill_any_rank_fifty_times(tmp_path, uninterrupted):
+    began = time.monotonic()
+    steps = [killed_at_random(tmp_path, number, 3, uninterrupted) for number in range(100, 150)]
+    print(f"50 kills in {time.monotonic() - began:.0f} s, after {min(steps)} to {max(steps)} steps")
