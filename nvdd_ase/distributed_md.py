@@ -44,7 +44,9 @@ class DistributedMD:
         checkpoint: file for checkpoints, written every ``checkpoint_interval`` steps and at the end of each `run`.
         restart: a checkpoint to go on from, of any number of ranks; ``atoms`` are moved there. Log and trajectory are
             kept up to its step, and appended to.
-        fix_com: hold the centre of mass; None: unless atoms are constrained or alone, or ``langevin`` moves them.
+        fix_com: hold the centre of mass; None: in ensembles that keep a momentum and whose temperature it is not part of, all but
+            ``nve`` (which goes on with the momentum that the atoms have, as ASE's) and ``langevin``, unless atoms are constrained
+            or alone.
         hooks: more hooks, called on the ranks; they and their functions must be defined in a module.
         device, dtype, skin, model_options, balance, grid, start_timeout, timeout: as for `NVDDCalculator`.
 
@@ -85,7 +87,7 @@ class DistributedMD:
         device: str | None = None,
         dtype: str | None = None,
         skin: float = 0.5,
-        model_options: Mapping[str, Any] | None = None,
+        model_options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         balance: str = "auto",
         grid: Sequence[int] | None = None,
         start_timeout: float | None = 300.0,
@@ -101,7 +103,7 @@ class DistributedMD:
                 tau_p=tau_p, npt_mode=npt_mode, seed=seed,
             )  # fmt: skip
         self._fixed, held = _constraints(atoms)
-        free = not atoms.constraints and len(atoms) > 1 and self.dynamics.kinetic and ensemble != "langevin"
+        free = not atoms.constraints and len(atoms) > 1 and self.dynamics.kinetic and ensemble not in ("nve", "langevin")
         self._fix_com = (held or free) if fix_com is None else fix_com
         draw = temperature is not None and self.dynamics.kinetic and not atoms.get_momenta().any()
         self._draw = (temperature, seed) if draw else None
@@ -109,7 +111,7 @@ class DistributedMD:
         if launch is not None:
             launch.check_ranks(ranks)
         ranks = launch.size if launch is not None else inputs.checked_ranks(1 if ranks is None else ranks)
-        options = dict(model_options or {})
+        options = inputs.checked_options(model, model_options)
         arguments = {
             "model": inputs.checked_model(model, options),
             "options": options,
