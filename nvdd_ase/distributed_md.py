@@ -44,9 +44,8 @@ class DistributedMD:
         checkpoint: file for checkpoints, written every ``checkpoint_interval`` steps and at the end of each `run`.
         restart: a checkpoint to go on from, of any number of ranks; ``atoms`` are moved there. Log and trajectory are
             kept up to its step, and appended to.
-        fix_com: hold the centre of mass; None: in ensembles that keep a momentum and whose temperature it is not part of, all but
-            ``nve`` (which goes on with the momentum that the atoms have, as ASE's) and ``langevin``, unless atoms are constrained
-            or alone.
+        fix_com: hold the centre of mass. None: where atoms have ASE's ``FixCom``, and with a thermostat or barostat, unless
+            atoms are constrained or alone. ``nve`` keeps the momentum that the atoms have, ``langevin`` moves them all.
         hooks: more hooks, called on the ranks; they and their functions must be defined in a module.
         device, dtype, skin, model_options, balance, grid, start_timeout, timeout: as for `NVDDCalculator`.
 
