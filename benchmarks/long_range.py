@@ -24,8 +24,8 @@ from ase import Atoms
 
 from nvdd import Batch, DistributedModel, DomainConfig, dispatch_trace
 from nvdd.communicator import Communicator
+from nvdd.mesh import n_points
 from nvdd.models import EwaldModelWrapper, PMEModelWrapper
-from nvdd.models.mesh import n_points
 from nvdd.neighbors import edges_within
 
 warnings.filterwarnings("ignore")
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def _waves(wrapper: EwaldModelWrapper, batch: Batch) -> int:
-    from nvdd.models.plane_waves import n_waves
+    from nvdd.plane_waves import n_waves
 
     return n_waves(wrapper._sizes(batch.cell))
 

@@ -81,7 +81,7 @@ class CoulombWrapper(torch.nn.Module, BaseModelMixin, ABC):
         self.accuracy = number(who, "accuracy", accuracy, 1e-15, 0.1)
         self.alpha = splitting(self.cutoff, self.accuracy) if alpha is None else number(who, "alpha", alpha, 0.0, math.inf, "1/A")
         self.slab = switch(who, "slab", slab)
-        self._told_net_charge = False
+        self._checked = False
         outputs = frozenset({"energy", "energies", "forces", "stress"})
         self.model_config = ModelConfig(
             outputs=outputs,
@@ -156,18 +156,13 @@ class CoulombWrapper(torch.nn.Module, BaseModelMixin, ABC):
                 )
 
     def _check_sums(self, sums: Tensor, data: Batch, charges: Tensor) -> None:
-        """No charge at all is a mistake, unless they come from another model; a net charge is worth a word."""
-        context, plain = context_of((data.positions,)), to_local(sums).detach()
-        if not charges.requires_grad:
-            error = InputError(f"{self.family}: all charges are zero, so there is nothing to compute; {_HOW}")
-            there_are = (plain[:, 1] > 0).any()
-            if context is not None:
-                context.meta.require(there_are, error)
-            elif not there_are:
-                raise error
-        if self._told_net_charge:
+        """At the first step: no charge at all is a mistake, unless they come from another model; a net charge is worth a word."""
+        if self._checked:
             return
-        self._told_net_charge = True
+        context, plain = context_of((data.positions,)), to_local(sums).detach()
+        if not charges.requires_grad and not (plain[:, 1] > 0).any():
+            raise InputError(f"{self.family}: all charges are zero, so there is nothing to compute; {_HOW}")
+        self._checked = True  # later steps don't wait for a GPU to tell
         if (context is None or context.rank == 0) and float(plain[:, 2].abs().max()) > _NET_CHARGE:
             net = ", ".join(f"{q:+.6g}" for q in plain[:, 2].tolist())
             where = "the sum in two dimensions, without a background" if self.slab else "a uniform background that neutralises it"

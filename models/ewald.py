@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nvdd import plane_waves
 from nvdd.errors import InputError
-from nvdd.models import plane_waves
 from nvdd.models.base import Batch
 from nvdd.models.coulomb import CoulombWrapper, Lattice, Reciprocal
 from nvdd.models.ewald_parameters import number, wave_cutoff

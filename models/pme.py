@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nvdd import mesh
 from nvdd.context import context_of
 from nvdd.errors import InputError
 from nvdd.exchange import broadcast, sum_over_ranks
-from nvdd.models import mesh
 from nvdd.models.base import Batch
 from nvdd.models.coulomb import CoulombWrapper, Lattice, Reciprocal
 from nvdd.models.ewald_parameters import SPLINE_ORDERS, mesh_spacing, number, switch
 from nvdd.models.mesh_over_ranks import DividedMesh
 from nvdd.models.registry import ModelFamily
-from nvdd.models.splines import waves_of_mesh
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import promote, to_local
 from nvdd.specs import SPEC_PME_HALO, MLIPSpec
+from nvdd.splines import waves_of_mesh
 
 _MOST_POINTS = 1 << 30
 _DIVIDED_POINTS = 1 << 18  # from here on planes of a mesh are divided over ranks

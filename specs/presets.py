@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nvdd import mesh, plane_waves
 from nvdd.adapters import AllReduceSum, OpAdapter, SliceOwned
 from nvdd.policy import GraphParallelPolicy, HaloStoragePolicy
 from nvdd.roles import Role
@@ -46,8 +47,8 @@ SPEC_EWALD_HALO = MLIPSpec(
     DistributionSpec(
         _FETCH,
         custom_ops=(
-            OpAdapter("nvdd::structure_factors", _EACH_ATOM_ONCE, {0: AllReduceSum()}),
-            OpAdapter("nvdd::plane_wave_potential", {0: SliceOwned(), 2: SliceOwned()}, output_roles={0: Role.OWNED}),
+            OpAdapter(plane_waves.structure_factors, _EACH_ATOM_ONCE, {0: AllReduceSum()}),
+            OpAdapter(plane_waves.plane_wave_potential, {0: SliceOwned(), 2: SliceOwned()}, output_roles={0: Role.OWNED}),
         ),
     ),
     _WITHOUT_STRESSES,
@@ -60,8 +61,8 @@ SPEC_PME_HALO = MLIPSpec(
     DistributionSpec(
         _FETCH,
         custom_ops=(
-            OpAdapter("nvdd::spread_on_mesh", _EACH_ATOM_ONCE, {0: AllReduceSum()}),
-            OpAdapter("nvdd::read_off_mesh", {0: SliceOwned(), 2: SliceOwned()}, output_roles={0: Role.OWNED}),
+            OpAdapter(mesh.spread_on_mesh, _EACH_ATOM_ONCE, {0: AllReduceSum()}),
+            OpAdapter(mesh.read_off_mesh, {0: SliceOwned(), 2: SliceOwned()}, output_roles={0: Role.OWNED}),
         ),
     ),
     _WITHOUT_STRESSES, force_strategy=ForceStrategy.POSITIONS, name="SPEC_PME_HALO"

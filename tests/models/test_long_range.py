@@ -108,6 +108,20 @@ def test_one_message_a_step(ranks):
         assert len(part[0]["exchanges"]) == 2, part[0]["exchanges"]  # positions, and their gradient
 
 
+def test_mesh_is_divided_where_that_pays():
+    """By its size, unless it is told."""
+    large, small = [64, 64, 64], [32, 64, 64]
+    for wrapper, sizes, n_ranks, divided in (
+        (PMEModelWrapper(), large, 2, True),
+        (PMEModelWrapper(), small, 2, False),
+        (PMEModelWrapper(), large, 1, False),
+        (PMEModelWrapper(distributed_fft=True), small, 2, True),
+        (PMEModelWrapper(distributed_fft=True), small, 1, False),
+        (PMEModelWrapper(distributed_fft=False), large, 2, False),
+    ):
+        assert wrapper._divides(sizes, n_ranks) is divided
+
+
 def evaluate(wrapper: Any, atoms: Atoms, *wanted: str) -> dict[str, np.ndarray]:
     """On one rank."""
     out = DistributedModel(wrapper)(Batch.from_atoms(atoms), set(wanted or ("energy", "energies", "forces")))
@@ -244,8 +258,7 @@ def test_forces_and_stress_by_finite_differences(ranks, model):
 
 
 @pytest.mark.parametrize("model", OPTIONS)
-@pytest.mark.parametrize("world_size", (2, 3))
-def test_cell_that_changes(ranks, world_size, model):
+def test_cell_that_changes(ranks, model):
     """As in a run at constant pressure, and other charges: numbers of waves and mesh points change on all ranks."""
     name, options, rng = model.split()[0], OPTIONS[model], np.random.default_rng(4)
     atoms, steps = coulomb.charged("bar", 0.1), []
@@ -253,7 +266,7 @@ def test_cell_that_changes(ranks, world_size, model):
         atoms.set_cell(atoms.cell.array @ (scale * np.eye(3) + rng.normal(scale=0.01, size=(3, 3))), scale_atoms=True)
         atoms.set_initial_charges(rng.permutation(atoms.get_initial_charges()))
         steps.append(atoms.copy())
-    found = ranks.run(world_size, coulomb.sequence_on_rank, name, options, steps)
+    found = ranks.run(3, coulomb.sequence_on_rank, name, options, steps)
     for k, step in enumerate(steps):
         alone = evaluate(coulomb.WRAPPERS[name](**options), step, "energy", "energies", "forces", "stress")
         assert_equal(assembled([part[k] for part in found], len(step)), alone, (model, k))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from nvdd.models import splines
+from nvdd import splines
 
 _BLOCK = 1 << 22  # numbers in a block of atoms by mesh points on a CPU
 _BLOCK_ON_GPU = 1 << 26
