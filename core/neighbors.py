@@ -16,6 +16,8 @@ from nvdd.cells import Frame
 from nvdd.data import Batch
 from nvdd.model_config import EdgeLayout
 
+_MANY = 4000  # points from which on it matters that pairs are looked for between receivers and others only
+
 
 class Edges(NamedTuple):
     """Directed edges, grouped by receiver.
@@ -87,11 +89,39 @@ def _search_around(scaled: np.ndarray, frame: Frame, cutoff: float, receivers: n
     atom = np.concatenate([receivers, atom[other]])
     image = np.concatenate([np.zeros((len(receivers), 3)), image[other]])
     points = (scaled[atom] + image) @ frame.cell
+    if len(points) > max(_MANY, 4 * len(receivers)):
+        i, j = _search_in_blocks(points, len(receivers), cutoff)
+        return receivers[i], atom[j], image[j]
     extent = np.diag(np.ptp(points, axis=0) + 2 * cutoff)
     i, j, _ = _search(points, extent, np.zeros(3, bool), cutoff)
     mine = i < len(receivers)
     i, j = i[mine], j[mine]
     return receivers[i], atom[j], image[j]
+
+
+def _search_in_blocks(points: np.ndarray, n_receivers: int, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
+    """(E,) receivers and (E,) senders: pairs of the first points with any other one, grouped by receiver.
+
+    Where a cutoff is as long as a domain, most points are neighbours' surroundings, whose pairs with one another nobody
+    wants. Here blocks of receivers that are near each other look at what is near their box.
+    """
+    along = np.argsort(points[:, 0], kind="stable")  # candidates of a block are a slice of this
+    sorted_x = points[along, 0]
+    cells = np.floor(points[:n_receivers] / (cutoff / 4)).astype(np.int64)
+    order = np.lexsort(cells.T)
+    starts = np.flatnonzero(np.r_[True, (np.diff(cells[order], axis=0) != 0).any(1)])
+    receivers, senders = [], []
+    for block in np.split(order, starts[1:]):
+        low, high = points[block].min(0) - cutoff, points[block].max(0) + cutoff
+        near = along[np.searchsorted(sorted_x, low[0]) : np.searchsorted(sorted_x, high[0], "right")]
+        near = near[((points[near, 1:] >= low[1:]) & (points[near, 1:] <= high[1:])).all(1)]
+        squared = np.zeros((len(block), len(near)))
+        for axis in range(3):
+            squared += np.subtract.outer(points[block, axis], points[near, axis]) ** 2
+        i, j = np.nonzero((squared < cutoff**2) & (block[:, None] != near))
+        receivers.append(block[i])
+        senders.append(near[j])
+    return np.concatenate(receivers), np.concatenate(senders)
 
 
 def is_first_of_pair(receiver: np.ndarray, sender: np.ndarray, shift: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from nvdd import neighbors
 from nvdd.neighbors import edges_within, is_first_of_pair
 from structures import structure
 
@@ -51,6 +52,22 @@ def test_of_some_receivers(name):
     for rank in range(3):
         mine = np.flatnonzero(owner == rank)
         assert keys(edges_within(*geometry, mine)) == {key for key in whole if owner[key[0]] == rank}
+
+
+@pytest.mark.parametrize("name", ("triclinic", "left-handed", "unwrapped", "slab", "wire"))
+def test_of_some_receivers_within_a_long_cutoff(name, monkeypatch):
+    """Where most points are surroundings, pairs are looked for in blocks of receivers; they are the same pairs."""
+    searched = []
+    blocks = neighbors._search_in_blocks
+    monkeypatch.setattr(neighbors, "_MANY", 0)
+    monkeypatch.setattr(neighbors, "_search_in_blocks", lambda *args: searched.append(1) or blocks(*args))
+    atoms = structure(name)
+    geometry = atoms.positions, atoms.cell.array, atoms.pbc, 15.0
+    whole = keys(edges_within(*geometry))
+    mine = np.arange(1, len(atoms), 7)
+    found = edges_within(*geometry, mine)
+    assert searched and keys(found) == {key for key in whole if key[0] in mine}
+    assert (np.diff(found.receiver) != 0).sum() == len(mine) - 1, "edges are grouped by receiver"
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
