@@ -49,15 +49,25 @@ def check(ranks, world_size: int, name: str, atoms, **options) -> list[dict]:
     return parts
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("world_size", RANKS)
+# all of them by --run-slow; networks beside what `test_families` has, on one number of ranks
+OFTEN = {"sevennet + lj": (2,), "three": (3,), "mace + positions": (2,), "mace + lj": (4,)}
+
+
+@pytest.mark.parametrize(
+    "world_size,name",
+    [
+        pytest.param(n, name, marks=() if n in OFTEN.get(name, RANKS) else pytest.mark.slow)
+        for n in RANKS
+        for name in CASES
+    ],
+)
 def test_parity(ranks, world_size, name):
     check(ranks, world_size, name, parity.structure(CASES[name]), skin=0.5 if world_size % 2 else 1.0)
 
 
 # aimnet takes each process seconds to import
 FAMILIES = [
-    pytest.param(n, name, marks=pytest.mark.slow if (n, name) == (4, "aimnet2 + pme") else ())
+    pytest.param(n, name, marks=() if n in {"sevennet + d3": (2,), "aimnet2 + pme": (3,)}.get(name, (2, 4)) else pytest.mark.slow)
     for n in RANKS
     for name in ("mace + ewald", "mace + d3", "sevennet + d3", "aimnet2 + pme")
 ]
@@ -90,7 +100,7 @@ ENVELOPE = ("left-handed", "slab", "wire", "tiny cell", "pair", "gas", "bar", "a
 
 
 @pytest.mark.parametrize("structure", ENVELOPE)
-@pytest.mark.parametrize("name,world_size", (("lj + lj", 4), ("wired, energies of both", 3), ("policies", 4)))
+@pytest.mark.parametrize("name,world_size", (("lj + lj", 4), ("wired, energies of both", 3)))
 def test_envelope(ranks, name, structure, world_size):
     atoms = parity.structure(structure)
     expected = composed.plain(name, atoms)
