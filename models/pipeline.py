@@ -65,7 +65,7 @@ class PipelineModelWrapper(torch.nn.Module, BaseModelMixin):
                 raise InputError(
                     f"{block_name(k, block)} declares no energies or energy in its spec, and no other block reads its outputs"
                 )
-        self._spec = _composed_spec(blocks)
+        self._spec = _composed_spec(blocks, self.wires)
         self.model_config = _composed_config(blocks, self.wires, self._spec)
 
     @property
@@ -210,7 +210,7 @@ def _has_energy(block: Any) -> bool:
     return bool({"energy", "energies"} & set(block.model_config.outputs) & set(spec_of(block).outputs))
 
 
-def _composed_spec(blocks: list[Any]) -> MLIPSpec:
+def _composed_spec(blocks: list[Any], wires: tuple[Wire, ...]) -> MLIPSpec:
     specs = [spec_of(block) for block in blocks]
     policy, name = specs[0].distribution.policy, block_name(0, blocks[0])
     for k, spec in enumerate(specs[1:], 1):
@@ -221,7 +221,7 @@ def _composed_spec(blocks: list[Any]) -> MLIPSpec:
                     ForceStrategy.EDGE_VECTORS)  # fmt: skip
     per_node, per_graph = OutputSpec(OutputKind.PER_NODE), OutputSpec(OutputKind.PER_GRAPH)
     kinds = {"energy": per_graph, "energies": per_node, "forces": per_node, "stress": per_graph, "stresses": per_node}
-    outputs = {key: kinds[key] for key in _sums(blocks)}
+    outputs = {key: kinds[key] for key in _sums(blocks, wires)}
     for block in blocks:
         for key in sorted(_further_outputs(block)):
             outputs.setdefault(key, spec_of(block).outputs[key])
@@ -235,17 +235,22 @@ def _composed_spec(blocks: list[Any]) -> MLIPSpec:
     )
 
 
-def _sums(blocks: list[Any]) -> list[str]:
+def _sums(blocks: list[Any], wires: tuple[Wire, ...]) -> list[str]:
     """The sums that all blocks can give."""
     having = [block for block in blocks if _has_energy(block)]
-    names = ["energy", "forces", "stress"]
+    derived = lambda b: spec_of(b).force_strategy in (ForceStrategy.EDGE_VECTORS, ForceStrategy.POSITIONS)
+    names = ["energy", "forces"]
     if all("energies" in spec_of(b).outputs and "energies" in b.model_config.outputs for b in having):
         names.append("energies")
-    shares = lambda b: (
+    if all(derived(b) or "stress" in b.model_config.outputs for b in blocks):
+        names.append("stress")
+    # what goes through a wire into a function of positions has no share of each atom
+    feeding = {wire.source for wire in wires if not wire.fixed}
+    shares = lambda k, b: (
         spec_of(b).force_strategy is ForceStrategy.EDGE_VECTORS
-        or (spec_of(b).force_strategy is not ForceStrategy.POSITIONS and "stresses" in b.model_config.outputs)
+        or (not derived(b) and k not in feeding and "stresses" in b.model_config.outputs)
     )
-    if all(map(shares, blocks)):
+    if "stress" in names and all(shares(k, b) for k, b in enumerate(blocks)):
         names.append("stresses")
     return names
 

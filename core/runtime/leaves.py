@@ -101,10 +101,10 @@ class EdgeVectorLeaf:
         self, batch: Batch, graph: LocalGraph, meta: ShardMeta, layout: EdgeLayout, dtype: torch.dtype
     ) -> None:
         self.graph, self.meta = graph, meta
-        # vectors that already depend on positions (to be differentiated twice) stay in that graph
-        self.leaf = graph.vectors.to(dtype)
-        if not self.leaf.requires_grad:
-            self.leaf = self.leaf.requires_grad_(True)
+        # A tensor of this block's own, also where another one has the same edges: what that one reads of this must not be
+        # a path to it. Vectors that already depend on positions (to be differentiated twice) stay in that graph.
+        vectors = graph.vectors.to(dtype)
+        self.leaf = vectors.view_as(vectors) if vectors.requires_grad else vectors.detach().requires_grad_(True)
         vectors = promote(self.leaf if layout.sign > 0 else -self.leaf, Role.EDGE, meta)
         device = graph.pair.device
         eye = torch.eye(3, dtype=dtype, device=device).expand(batch.n_systems, 3, 3)

@@ -99,7 +99,8 @@ class DistributedModel:
         """Names that a call can be asked for: sums that all blocks give, and further outputs of one."""
         if len(self.blocks) == 1:
             return self.blocks[0].outputs
-        return {"energy", "forces", "stress", "virial"} | set(self.wrapper.model_config.outputs)
+        names = {"energy", "forces"} | set(self.wrapper.model_config.outputs)
+        return names | ({"virial"} if "stress" in names else set())
 
     def _phase(self, name: str | None) -> None:
         now = time.perf_counter()

@@ -66,10 +66,10 @@ class Total:
         shares = [(done.graph.topology, done.derivatives.padded) for _, done in self.parts if done.derivatives.padded]
         if not shares:
             return {}
-        names = list(shares[0][1])
+        names = list(dict.fromkeys(name for _, padded in shares for name in padded))
         one = all(topology is shares[0][0] for topology, _ in shares)
         topology = shares[0][0] if one else self.graph.topology
-        rows = [_sum([_lifted(t, padded[name], topology) for t, padded in shares]) for name in names]
+        rows = [_sum([_lifted(t, padded[name], topology) for t, padded in shares if name in padded]) for name in names]
         return dict(zip(names, fold_packed(rows, topology.plan, "forces"), strict=True))
 
     def virial(self) -> Tensor | None:

@@ -33,6 +33,8 @@ CASES = {
     "wired, positions": "unwrapped",
     "wired, halo read": "triclinic",
     "wired, fixed": "triclinic",
+    "wired, of systems": "triclinic",
+    "wired, direct": "triclinic",
 }
 
 
@@ -47,15 +49,25 @@ def check(ranks, world_size: int, name: str, atoms, **options) -> list[dict]:
     return parts
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("world_size", RANKS)
+# all of them by --run-slow; networks beside what `test_families` has, on one number of ranks
+OFTEN = {"sevennet + lj": (2,), "three": (3,), "mace + positions": (2,), "mace + lj": (4,)}
+
+
+@pytest.mark.parametrize(
+    "world_size,name",
+    [
+        pytest.param(n, name, marks=() if n in OFTEN.get(name, RANKS) else pytest.mark.slow)
+        for n in RANKS
+        for name in CASES
+    ],
+)
 def test_parity(ranks, world_size, name):
     check(ranks, world_size, name, parity.structure(CASES[name]), skin=0.5 if world_size % 2 else 1.0)
 
 
 # aimnet takes each process seconds to import
 FAMILIES = [
-    pytest.param(n, name, marks=pytest.mark.slow if (n, name) == (4, "aimnet2 + pme") else ())
+    pytest.param(n, name, marks=() if n in {"sevennet + d3": (2,), "aimnet2 + pme": (3,)}.get(name, (2, 4)) else pytest.mark.slow)
     for n in RANKS
     for name in ("mace + ewald", "mace + d3", "sevennet + d3", "aimnet2 + pme")
 ]
@@ -88,7 +100,7 @@ ENVELOPE = ("left-handed", "slab", "wire", "tiny cell", "pair", "gas", "bar", "a
 
 
 @pytest.mark.parametrize("structure", ENVELOPE)
-@pytest.mark.parametrize("name,world_size", (("lj + lj", 4), ("wired, energies of both", 3), ("policies", 4)))
+@pytest.mark.parametrize("name,world_size", (("lj + lj", 4), ("wired, energies of both", 3)))
 def test_envelope(ranks, name, structure, world_size):
     atoms = parity.structure(structure)
     expected = composed.plain(name, atoms)
@@ -97,7 +109,7 @@ def test_envelope(ranks, name, structure, world_size):
     composed.assert_equal(ranks.run(world_size, composed.on_rank, name, atoms, sorted(expected), {}), expected)
 
 
-@pytest.mark.parametrize("name", ("lj + lj", "wired", "wired, halo read", "energy of systems + lj", "direct + lj"))
+@pytest.mark.parametrize("name", ("lj + lj", "wired", "wired, halo read", "wired, of systems", "energy of systems + lj", "direct + lj"))
 @pytest.mark.parametrize("world_size", (1, 2, 3))
 def test_several_systems(ranks, world_size, name):
     """Total charges are those of each system; on 2 ranks and more some rank lacks one."""
@@ -212,11 +224,12 @@ def sequence_on_rank(comm, name, steps):
     return found
 
 
-def test_differentiated_twice(ranks):
+@pytest.mark.parametrize("name", ("wired to two", "wired, of systems"))  # with cutoffs of their own, and with one for both
+def test_differentiated_twice(ranks, name):
     """Training on forces: gradients of a function of forces by positions, through the wires, on 1 and 2 ranks."""
     atoms = parity.structure("triclinic")
-    expected = _second(DistributedModel(composed.pipeline("wired to two")), atoms)
-    for part in ranks.run(2, second_on_rank, "wired to two", atoms):
+    expected = _second(DistributedModel(composed.pipeline(name)), atoms)
+    for part in ranks.run(2, second_on_rank, name, atoms):
         assert np.abs(part - expected).max() <= 1e-10 * np.abs(expected).max()
     batch = Batch.from_atoms(atoms)
     weights = np.random.default_rng(1).normal(size=batch.positions.shape)
@@ -225,7 +238,7 @@ def test_differentiated_twice(ranks):
     for sign in (1, -1):
         moved = atoms.copy()
         moved.positions += sign * step
-        values.append((composed.plain("wired to two", moved)["forces"] ** 2).sum())
+        values.append((composed.plain(name, moved)["forces"] ** 2).sum())
     assert abs((values[0] - values[1]) / 2 - (expected * step).sum()) <= 1e-5 * np.abs(expected * step).sum()
 
 

@@ -82,6 +82,20 @@ class ChargesWithEnergy(Charges):
         return ModelOutputs(charges=q, energies=0.7 * q**2 + self.energies(data))
 
 
+class Totals(Charges):
+    """A value of each system."""
+
+    outputs = {"charge": OutputSpec(OutputKind.PER_GRAPH)}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model_config.outputs = frozenset({"charge"})
+
+    def forward(self, data: Batch) -> ModelOutputs:
+        q = self.charges(data).square()
+        return ModelOutputs(charge=torch.zeros(data.n_systems, dtype=q.dtype).index_add(0, data.batch, q))
+
+
 class Coulomb(torch.nn.Module, toys.BaseModelMixin):
     """``sum q_i q_j g(r)`` over neighbours, and a hardness; reads ``charges``."""
 
@@ -172,6 +186,10 @@ PIPELINES: dict[str, Any] = {
     "wired, halo read": lambda: PipelineModelWrapper(
         [Charges(policy="halo_correction"), Coulomb(policy=toys.POLICIES["halo_correction"])], _shared()
     ),
+    "wired, of systems": lambda: PipelineModelWrapper(
+        [Totals(), toys.ChargeEquilibration()], {"charge": (0, "charge")}
+    ),
+    "wired, direct": lambda: PipelineModelWrapper([toys.Direct(), Coulomb()], _shared()),
     "mace + ewald": lambda: PipelineModelWrapper([parity.wrapper("mace"), EwaldModelWrapper(cutoff=6.0)]),
     "mace + d3": lambda: PipelineModelWrapper([parity.wrapper("mace"), parity.wrapper("dftd3")]),
     "sevennet + d3": lambda: PipelineModelWrapper([parity.wrapper("7net-0/float64"), parity.wrapper("dftd3-zero")]),
