@@ -19,9 +19,7 @@ def test_trajectory_and_conserved_energy_are_ase_s(length, substeps):
     run, reference = one_process.compare(
         "lj",
         dynamics,
-        lambda atoms: NoseHooverChainNVT(
-            atoms, 2.0 * units.fs, 90.0, 100.0 * units.fs, tchain=length, tloop=substeps
-        ),
+        lambda atoms: NoseHooverChainNVT(atoms, 2.0 * units.fs, 90.0, 100.0 * units.fs, tchain=length, tloop=substeps),
         100,
     )
     assert run.conserved[0] == pytest.approx(reference.get_conserved_energy(), abs=1e-10)

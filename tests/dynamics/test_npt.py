@@ -109,7 +109,9 @@ def slab() -> Atoms:
 
 def test_a_slab_is_strained_in_its_plane():
     atoms = slab()
-    run = Simulation(atoms, parity.wrapper("lj"), NPT(2.0, 50.0, tau_cell=100.0, mode="aniso", axes=(True, True, False)))
+    run = Simulation(
+        atoms, parity.wrapper("lj"), NPT(2.0, 50.0, tau_cell=100.0, mode="aniso", axes=(True, True, False))
+    )
     run.run(50)
     after = run.to_atoms()[0].cell.array
     assert after[2].tolist() == atoms.cell.array[2].tolist()
