@@ -50,7 +50,7 @@ class LBFGS(Relaxation):
         self._damping = positive("LBFGS", "damping", damping)
         self._inverse = 1.0 / positive("LBFGS", "alpha", alpha, "eV/A^2")
         self.scalars = {"products": self._products}
-        self.maxima = {**self.maxima, "longest_step": lambda state: longest(state, state.node_state["lbfgs_step"])}
+        self.maxima = {**self.maxima, "longest_step": _longest_step}
 
     def initialise(self, state: DynamicsState, evaluate: Evaluator) -> None:
         """Begins without memory."""
@@ -150,3 +150,7 @@ class LBFGS(Relaxation):
 
     def parameters(self) -> dict[str, Any]:
         return super().parameters() | {"maxstep_A": self._maxstep, "memory": self._memory}
+
+
+def _longest_step(state: DynamicsState) -> Tensor:
+    return longest(state, state.node_state["lbfgs_step"])

@@ -16,6 +16,7 @@ from nvdd.dynamics.hooks import Hook
 from nvdd.dynamics.state import DynamicsState
 from nvdd.dynamics.velocities import draw_velocities, temperature
 from nvdd.errors import InputError
+from nvdd.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -49,7 +50,9 @@ class Simulation:
         self._systems = [systems] if hasattr(systems, "numbers") else list(systems)
         self.dynamics = dynamics
         self._run = DomainParallel(dynamics, model, hooks=hooks)
-        self._run.partition(Batch.from_atoms(self._systems), **motion_of(self._systems))
+        config = self._run.model.wrapper.model_config
+        batch = Batch.from_atoms([_read_by(config, atoms) for atoms in self._systems])
+        self._run.partition(batch, **motion_of(self._systems))
 
     @property
     def state(self) -> DynamicsState:
@@ -111,6 +114,15 @@ class Simulation:
                 atoms.set_momenta(velocities * atoms.get_masses()[:, None], apply_constraint=False)
             out.append(atoms)
         return out
+
+
+def _read_by(config: ModelConfig, atoms: Atoms) -> Atoms:
+    """A copy with those arrays and info that the model reads; others may differ from system to system."""
+    copy = atoms.copy()
+    for name in set(copy.arrays) - {"positions", "numbers", *config.node_inputs}:
+        del copy.arrays[name]
+    copy.info = {name: value for name, value in copy.info.items() if name in config.system_inputs}
+    return copy
 
 
 def motion_of(systems: Sequence[Atoms]) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""Integrators and optimisers over ranks, against one process."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+import md
+import one_process
+import parity
+from nvdd import CSVR, FIRE, FIRE2, LBFGS, NPH, NPT, NVE, Batch, DomainConfig, DomainParallel, Langevin, NoseHoover
+from nvdd.communicator import Communicator
+
+SKIN = {"skin": 0.6, "migration_hysteresis": 0.1}
+DYNAMICS = {
+    "NVE": NVE(4.0),
+    "Langevin": Langevin(4.0, 120.0, 0.02, seed=3),
+    "CSVR": CSVR(4.0, 100.0, tau=80.0, seed=3),
+    "NoseHoover": NoseHoover(4.0, 100.0, tau=80.0),
+    "NPH": NPH(4.0, 0.1, tau=300.0, mode="full"),
+    "NPT": NPT(4.0, 100.0, 0.1, tau=80.0, tau_cell=300.0, mode="full"),
+    "FIRE": FIRE(1e-9, "frechet"),
+    "FIRE2": FIRE2(1e-9),
+    "LBFGS": LBFGS(1e-9, "frechet", memory=10),
+}
+
+
+@cache
+def start():
+    return md.hot_argon((2, 3, 3))
+
+
+@cache
+def expected(name: str, steps: int):
+    run = one_process.Simulation(start(), parity.wrapper("lj"), DYNAMICS[name])
+    run.run(steps)
+    return run.to_atoms()[0], run.conserved[0]
+
+
+def compare(ranks, size: int, name: str, steps: int) -> None:
+    parts = ranks.run(size, md.run_on_rank, "lj", start(), DYNAMICS[name], steps, SKIN, timeout=1200.0)
+    atoms, conserved = expected(name, steps)
+    assert np.abs(parts[0]["positions"] - atoms.positions).max() < 1e-8
+    assert np.abs(atoms.positions - start().positions).max() > 0.01
+    for part in parts:  # the cell is the same on every rank to the last bit
+        assert (part["cell"] == parts[0]["cell"]).all()
+    assert np.abs(parts[0]["cell"][0] - atoms.cell.array).max() < 1e-9
+    assert parts[0]["conserved"][0] == pytest.approx(conserved, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", DYNAMICS)
+def test_trajectory_is_that_of_one_process(ranks, name):
+    compare(ranks, 3, name, 25)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", DYNAMICS)
+def test_trajectory_of_200_steps_is_that_of_one_process(ranks, name, size):
+    compare(ranks, size, name, 200)
+
+
+def volumes_on_rank(comm: Communicator, dynamics: NPT, steps: int) -> list[float]:
+    """Runs on each rank: the volume after each step."""
+    run = DomainParallel(dynamics, parity.wrapper("lj"), DomainConfig(mesh=comm, **SKIN))
+    run.partition(Batch.from_atoms(start()) if comm.rank == 0 else None)
+    volumes = []
+    for _ in range(steps):
+        run.step()
+        volumes.append(float(run.state.volume))
+    return volumes
+
+
+@pytest.mark.parametrize("steps", [60, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("mode", ["iso", "full"])
+def test_volumes_of_four_ranks_are_those_of_one(ranks, mode, steps):
+    """To 1e-9 at each of the steps."""
+    dynamics = NPT(2.0, 60.0, 0.1, tau=100.0, tau_cell=300.0, mode=mode)
+    four = np.array(ranks.run(4, volumes_on_rank, dynamics, steps, timeout=1200.0))
+    one = np.array(ranks.run(1, volumes_on_rank, dynamics, steps, timeout=1200.0)[0])
+    assert (four == four[0]).all()
+    assert np.abs(four[0] / one - 1).max() < 1e-9
+    assert np.ptp(one) > 1e-3 * one[0]
