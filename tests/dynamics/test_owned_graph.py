@@ -11,8 +11,12 @@ import parity
 NAMES = ["argon", "triclinic", "left-handed", "unwrapped", "slab", "wire", "tiny cell", "pair", "gas", "atom", "bar"]
 
 
-@pytest.mark.parametrize("options", [{"skin": 0.0}, {"balance": "rcb", "skin": 1.0}], ids=["grid", "rcb"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+GRID, RCB = {"skin": 0.0}, {"balance": "rcb", "skin": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("size", "options"), [(1, GRID), (2, GRID), (3, GRID), (4, GRID), (3, RCB)], ids=["1", "2", "3", "4", "3 rcb"]
+)
 def test_every_structure(ranks, size, options):
     parts = ranks.run(size, md.evaluate_on_rank, "lj", NAMES, options)
     for k, name in enumerate(NAMES):

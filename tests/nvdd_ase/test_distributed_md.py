@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 import time
-from functools import cache
 
 import numpy as np
 import pytest
@@ -92,21 +91,31 @@ def test_another_structure_than_the_checkpoint_s(tmp_path):
 LANGEVIN = {"ensemble": "langevin", "temperature": 60.0, "timestep": 2.0}
 
 
-@cache
-def uninterrupted(steps: int = 400) -> list[np.ndarray]:
-    """Positions after each step on one rank."""
-    atoms, found = crystal(), []
-    with md(atoms, **LANGEVIN) as run:
-        found.append(atoms.positions.copy())
-        run.attach(lambda run: found.append(run.atoms.positions.copy()))
-        run.run(steps)
-    return found
+class Uninterrupted:
+    """Positions after each step on one rank, computed as far as they are asked for."""
+
+    def __init__(self) -> None:
+        self.atoms = crystal()
+        self.run = md(self.atoms, **LANGEVIN)
+        self.found = [self.atoms.positions.copy()]
+
+    def __getitem__(self, step: int) -> np.ndarray:
+        while len(self.found) <= step:
+            self.run.run(1)
+            self.found.append(self.atoms.positions.copy())
+        return self.found[step]
 
 
-def killed_at_random(folder, number: int, ranks: int) -> int:
+@pytest.fixture(scope="module")
+def uninterrupted():
+    whole = Uninterrupted()
+    yield whole
+    whole.run.close()
+
+
+def killed_at_random(folder, number: int, ranks: int, expected: Uninterrupted) -> int:
     """Kills a rank at a random moment of a run that writes a checkpoint each step, and goes on from it."""
     dice, path = random.Random(number), folder / f"{number}.ckpt"
-    expected = uninterrupted()
     run = md(crystal(), ranks, **LANGEVIN, checkpoint=path, checkpoint_interval=1)
     run.run(1)  # a first checkpoint
     pid = dice.choice(run.report())["pid"]
@@ -127,13 +136,13 @@ def killed_at_random(folder, number: int, ranks: int) -> int:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_kill_any_rank_and_go_on(tmp_path, number):
-    killed_at_random(tmp_path, number, 2)
+def test_kill_any_rank_and_go_on(tmp_path, uninterrupted, number):
+    killed_at_random(tmp_path, number, 2, uninterrupted)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_kill_any_rank_fifty_times(tmp_path):
+def test_kill_any_rank_fifty_times(tmp_path, uninterrupted):
     began = time.monotonic()
-    steps = [killed_at_random(tmp_path, number, 3) for number in range(100, 150)]
+    steps = [killed_at_random(tmp_path, number, 3, uninterrupted) for number in range(100, 150)]
     print(f"50 kills in {time.monotonic() - began:.0f} s, after {min(steps)} to {max(steps)} steps")
