@@ -76,7 +76,9 @@ class CellRelaxation:
         volumes, periodic = host(state.volume), state.pbc.cpu()
         for system in range(state.n_systems):
             if not volumes[system] > 0:
-                raise InputError(f"{who}: the cell of system {system} has no volume, so it can't relax; relax atoms alone")
+                raise InputError(
+                    f"{who}: the cell of system {system} has no volume, so it can't relax; relax atoms alone"
+                )
             if not self.masked and not periodic[system].all():
                 raise InputError(
                     f"{who}: system {system} is open along an axis (pbc {periodic[system].tolist()}), where a relaxing "

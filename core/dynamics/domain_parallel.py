@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nvdd.communicator import Communicator
@@ -15,6 +14,7 @@ from nvdd.config import DomainConfig
 from nvdd.data import Batch
 from nvdd.dynamics.base import BaseDynamics, Evaluator
 from nvdd.dynamics.checkpoint import load_checkpoint
+from nvdd.dynamics.given import state_of
 from nvdd.dynamics.hooks import Hook, Observation
 from nvdd.dynamics.migration import Migration
 from nvdd.dynamics.owned_graph import OwnedGraph
@@ -127,7 +127,7 @@ class DomainParallel:
         if isinstance(batch, DynamicsState):
             state = batch
         elif isinstance(batch, Batch):
-            state = _state_of(batch, velocities, masses, fixed, fix_com, self.model.wrapper.model_config)
+            state = state_of(batch, velocities, masses, fixed, fix_com, self.model.wrapper.model_config)
         else:
             raise InputError(f"partition takes a Batch on rank 0 (Batch.from_atoms(atoms)), got {type(batch).__name__}")
         if not len(state.ids):
@@ -332,26 +332,3 @@ class _RankEvaluator(Evaluator):
 
     def collect(self, share: Tensor) -> Tensor:
         return self.comm.all_gather(share, "scalars")
-
-
-def _state_of(batch: Batch, velocities, masses, fixed, fix_com: bool, model_config: Any) -> DynamicsState:
-    given = batch.node_fields
-    if masses is None:
-        masses = given.get("masses")
-    if masses is None:
-        from ase.data import atomic_masses
-
-        masses = torch.from_numpy(atomic_masses)[batch.atomic_numbers.cpu()]
-    if velocities is None and "momenta" in given:
-        velocities = given["momenta"] / masses.to(given["momenta"]).unsqueeze(1)
-    state = DynamicsState.from_batch(batch, masses, velocities, fixed, fix_com)
-    for name, values, read in (
-        ("atoms.arrays", state.node_fields, model_config.node_inputs),
-        ("atoms.info", state.system_fields, model_config.system_inputs),
-    ):
-        missing = sorted(set(read) - set(values))
-        if missing:
-            raise InputError(f"the model reads {name}[{missing[0]!r}], which these atoms don't have")
-    state.node_fields = {k: v for k, v in state.node_fields.items() if k in model_config.node_inputs}
-    state.system_fields = {k: v for k, v in state.system_fields.items() if k in model_config.system_inputs}
-    return state

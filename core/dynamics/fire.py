@@ -76,7 +76,9 @@ class FIRE(Relaxation):
         turn = torch.where(ahead, mixing * (speed_squared / force_squared).sqrt(), 0.0)
         grow = ahead & (downhill > self._Nmin)
         mixing = torch.where(grow, mixing * self._fa, torch.where(ahead | first, mixing, self._astart))
-        dt = torch.where(grow, (dt * self._finc).clamp(max=self._dtmax), torch.where(ahead | first, dt, dt * self._fdec))
+        dt = torch.where(
+            grow, (dt * self._finc).clamp(max=self._dtmax), torch.where(ahead | first, dt, dt * self._fdec)
+        )
         turn = turn + dt
         square = keep**2 * speed_squared + 2.0 * keep * turn * power + turn**2 * force_squared
         self._keep(state, dt, mixing, torch.where(ahead, downhill + 1.0, 0.0))

@@ -45,7 +45,9 @@ class LBFGS(Relaxation):
         super().__init__(fmax, cell)
         self._maxstep = positive("LBFGS", "maxstep", maxstep, "A")
         if self._maxstep > 1.0:
-            raise InputError(f"LBFGS: maxstep = {maxstep} A is more than atoms may move at once; 0.2 is usual, 1 the most")
+            raise InputError(
+                f"LBFGS: maxstep = {maxstep} A is more than atoms may move at once; 0.2 is usual, 1 the most"
+            )
         self._memory = whole("LBFGS", "memory", memory, 1)
         self._damping = positive("LBFGS", "damping", damping)
         self._inverse = 1.0 / positive("LBFGS", "alpha", alpha, "eV/A^2")
@@ -121,9 +123,7 @@ class LBFGS(Relaxation):
     def _products(self, state: DynamicsState) -> Tensor:
         """(n_systems, 2 m, 3) of atoms: every s and y with the newest s, the newest y, and g."""
         pairs, new = state.node_state["lbfgs_pairs"], self._slot(state)
-        newest = torch.stack(
-            [pairs[:, :, new], pairs[:, :, self._memory + new], -state.node_state["lbfgs_forces"]], 2
-        )
+        newest = torch.stack([pairs[:, :, new], pairs[:, :, self._memory + new], -state.node_state["lbfgs_forces"]], 2)
         if state.n_systems == 1:
             return (pairs.flatten(0, 1).T @ newest.flatten(0, 1)).unsqueeze(0)
         return state.sum_systems(pairs.mT @ newest)

@@ -72,7 +72,9 @@ class NoseHoover(NVE):
     def conserved(self, state: DynamicsState, kinetic: Tensor) -> Tensor:
         """(n_systems,) eV: potential + kinetic energy + that of the chain."""
         links, freedom = host(state.system_state["thermostat"]), host(state.degrees_of_freedom)
-        return state.energy + kinetic + self.chain.energy(links, freedom, BOLTZMANN * self.temperature).to(kinetic.device)
+        return (
+            state.energy + kinetic + self.chain.energy(links, freedom, BOLTZMANN * self.temperature).to(kinetic.device)
+        )
 
     def parameters(self) -> dict[str, Any]:
         return super().parameters() | {"temperature_K": self.temperature, "tau_fs": self.tau}

@@ -6,7 +6,6 @@ each other exchange the atoms within cutoff + skin of one another's bounding box
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,39 +16,16 @@ from nvdd.cells import Frame
 from nvdd.communicator import Communicator
 from nvdd.data import Batch
 from nvdd.directory import AtomDirectory
+from nvdd.dynamics.candidates import Records, gather_near, search
 from nvdd.dynamics.domains import Domains
 from nvdd.dynamics.state import DynamicsState
 from nvdd.errors import InputError
 from nvdd.exchange import fetch
-from nvdd.neighbors import edges_within
 from nvdd.plan import ExchangePlan
 from nvdd.runtime.edge_rows import EdgeRows
 from nvdd.runtime.graph import LocalGraph, Topology
 
 _VALID, _SOON, _NOW, _FAILED = range(4)  # whether candidates must be found anew
-_WIDTH = 11  # numbers of a record
-
-
-@dataclass(frozen=True, eq=False)
-class _Records:
-    """Atoms, or images of atoms, that may be senders, as they travel: (n, 11) float64."""
-
-    table: np.ndarray
-
-    @classmethod
-    def of(cls, home: np.ndarray, images: np.ndarray, ids, numbers, system, rank: int) -> _Records:
-        """Scaled coordinates (n, 3), the whole cells that brought atoms there (n, 3), and who they are."""
-        n = len(home)
-        return cls(np.column_stack([home, images, np.arange(n), ids, numbers, system, np.full(n, rank)]).astype(float))
-
-    def _whole(self, column: int) -> np.ndarray:
-        return self.table[:, column].astype(np.int64)
-
-    row = property(lambda self: self._whole(6))
-    id = property(lambda self: self._whole(7))
-    number = property(lambda self: self._whole(8))
-    system = property(lambda self: self._whole(9))
-    rank = property(lambda self: self._whole(10))
 
 
 class OwnedGraph:
@@ -141,13 +117,13 @@ class OwnedGraph:
             scaled = frame.scaled(positions[rows])
             home[rows] = domain.beside(scaled, self.comm.rank, frame.pbc)
             images[rows] = np.rint(home[rows] - scaled)
-        own = _Records.of(
+        own = Records.of(
             home, images, state.ids.cpu().numpy(), state.atomic_numbers.cpu().numpy(), system, self.comm.rank
         )
-        others = self._exchange(own.table, members, frames)
-        edges = [self._search(own.table, rows, others[k], frames[k]) for k, rows in enumerate(members)]
+        others = gather_near(self.comm, own.table, members, frames, self.width)
+        edges = [search(own.table, rows, others[k], frames[k], self.width) for k, rows in enumerate(members)]
         receiver, shift, senders = (np.concatenate(parts) for parts in zip(*edges, strict=True))
-        self._set(state, species, receiver.astype(np.int64), shift, _Records(senders))
+        self._set(state, species, receiver.astype(np.int64), shift, Records(senders))
         self.n_builds += 1
         self.due, self._fresh = False, True
 
@@ -167,65 +143,22 @@ class OwnedGraph:
             )
         return largest
 
-    def _exchange(self, records: np.ndarray, members: list[np.ndarray], frames: list[Frame]) -> list[np.ndarray]:
-        """For each system the records of atoms and images, of all ranks, that are near this rank's box of atoms."""
-        comm = self.comm
-        mine = np.full((len(members), 2, 3), np.inf)
-        mine[:, 1] = -np.inf
-        for box, rows in zip(mine, members, strict=True):
-            if len(rows):
-                box[0], box[1] = records[rows, :3].min(0), records[rows, :3].max(0)
-        boxes = comm.all_gather(torch.from_numpy(mine).to(comm.message_device), "boxes of atoms").cpu().numpy()
-        parcels: list[list[np.ndarray]] = [[] for _ in range(comm.size)]
-        for k, (frame, rows) in enumerate(zip(frames, members, strict=True)):
-            if not len(rows):
-                continue
-            reach = self.width / frame.heights * (1 + 1e-9) + 1e-12
-            for rank in range(comm.size):
-                low, high = boxes[rank, k, 0] - reach, boxes[rank, k, 1] + reach
-                for found in _images_within(records[rows], mine[k], low, high, frame.pbc):
-                    if rank == comm.rank:  # the atoms themselves are there already
-                        found = found[(found[:, 3:6] != records[found[:, 6].astype(np.int64), 3:6]).any(1)]
-                    parcels[rank].append(found)
-        empty = np.zeros((0, _WIDTH))
-        full = [np.concatenate([empty, *parcel]) for parcel in parcels]
-        own, full[comm.rank] = full[comm.rank], empty
-        send = [len(parcel) for parcel in full]
-        message = torch.from_numpy(np.concatenate(full)).to(comm.message_device)
-        receive = comm.transpose_counts(send, "candidates")
-        arrived = comm.exchange(message, send, receive, "candidates", setup=True).cpu().numpy()
-        everything = np.concatenate([own, arrived])
-        return [everything[everything[:, 9] == k] for k in range(len(members))]
-
-    def _search(self, table: np.ndarray, rows: np.ndarray, others: np.ndarray, frame: Frame) -> tuple[np.ndarray, ...]:
-        """Receivers (rows), whole cell vectors, and records of senders, of the edges into the atoms of one system."""
-        if not len(rows):
-            return np.zeros(0), np.zeros((0, 3)), np.zeros((0, _WIDTH))
-        own = table[rows]
-        everything = np.concatenate([own, others])
-        points = everything[:, :3] @ frame.cell
-        # an open box: images are points of their own
-        edges = edges_within(points, np.zeros((3, 3)), np.zeros(3, bool), self.width)
-        mine = edges.receiver < len(own)
-        i, j = edges.receiver[mine], edges.sender[mine]
-        return rows[i], everything[j, 3:6] - own[i, 3:6], everything[j]
-
     def _set(
-        self, state: DynamicsState, species: int, receiver: np.ndarray, shift: np.ndarray, senders: _Records
+        self, state: DynamicsState, species: int, receiver: np.ndarray, shift: np.ndarray, senders: Records
     ) -> None:
         """From senders on other ranks to halo rows, and the exchange of these."""
         comm, edge_rows = self.comm, None
         if self.edge_rows:
             ids = state.ids.cpu().numpy()
             edge_rows, kept = EdgeRows.build(comm, ids[receiver], senders.id, shift, senders.rank)
-            receiver, shift, senders = receiver[kept], shift[kept], _Records(senders.table[kept])
+            receiver, shift, senders = receiver[kept], shift[kept], Records(senders.table[kept])
         rank, sender = senders.rank, senders.row
         n_phantom = int(len(state.ids) == 0)
         n_owned = len(state.ids) + n_phantom
         remote = np.flatnonzero(rank != comm.rank)
         key = rank[remote] * (int(sender[remote].max(initial=0)) + 1) + sender[remote]
         _, first, place = np.unique(key, return_index=True, return_inverse=True)
-        halo = _Records(senders.table[remote[first]])
+        halo = Records(senders.table[remote[first]])
         plan = ExchangePlan.build(comm, n_owned, torch.from_numpy(halo.rank), torch.from_numpy(halo.row), "atoms")
         sender[remote] = n_owned + place.reshape(-1)
         put = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(comm.device)
@@ -345,16 +278,3 @@ class _Reference:
     positions: Tensor
     inverse: Tensor | None
     cell: tuple[Tensor, int]
-
-
-def _images_within(records: np.ndarray, box: np.ndarray, low: np.ndarray, high: np.ndarray, pbc: np.ndarray):
-    """Copies of records, moved by each image that brings some of their ``box`` (2, 3) between ``low`` and ``high``."""
-    if not np.isfinite(low).all():  # that rank has no atoms
-        return
-    first = np.where(pbc, np.ceil(low - box[1]), 0).astype(int)
-    last = np.where(pbc, np.floor(high - box[0]), 0).astype(int)
-    for image in itertools.product(*(range(a, b + 1) for a, b in zip(first, last, strict=True))):
-        scaled = records[:, :3] + image
-        found = records[((scaled >= low) & (scaled <= high)).all(1)]
-        found[:, :6] += (*image, *image)
-        yield found

@@ -24,7 +24,7 @@ def main() -> None:
         dynamics = NPT(timestep=4.0, temperature=60.0, pressure=0.1, tau=100.0, tau_cell=400.0)
         run = Simulation(atoms, model, dynamics, hooks=[CSVLog(log, every=5)])
         run.draw_velocities(60.0, seed=1)
-        run.run(750)
+        run.run(500)
         plot_md_log(log, Path(__file__).with_suffix(".png"), "argon at 60 K and 0.1 GPa")
 
 

@@ -60,7 +60,7 @@ def test_uneven_systems(ranks, make):
         assert np.abs(parts[0]["positions"] - single[0]["positions"]).max() < 1e-9
 
 
-@pytest.mark.parametrize("by", ["atoms", "time"])
+@pytest.mark.parametrize("by", ["atoms", pytest.param("time", marks=pytest.mark.slow)])
 def test_planes_move_and_the_trajectory_stays(ranks, by):
     """A cluster leaves one domain for another; without a move of the planes one rank is emptied."""
     atoms, steps = leaving(), 120

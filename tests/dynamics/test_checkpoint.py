@@ -43,9 +43,9 @@ def assert_same(whole, second, steps: int) -> None:
 
 @pytest.mark.parametrize("name", INTEGRATORS)
 def test_from_three_ranks_to_two(ranks, tmp_path, name):
-    whole, _, second = halves(ranks, tmp_path, INTEGRATORS[name], 40)
-    assert_same(whole, second, 40)
-    assert second[0]["evaluations"] == 20, "forces come with the checkpoint"
+    whole, _, second = halves(ranks, tmp_path, INTEGRATORS[name], 24)
+    assert_same(whole, second, 24)
+    assert second[0]["evaluations"] == 12, "forces come with the checkpoint"
 
 
 @pytest.mark.slow

@@ -35,7 +35,10 @@ def start(model: str):
     return md.hot_argon()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+SIZES = [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4]
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_velocity_verlet_is_ase_s(ranks, size):
     """On 1 to 4 ranks with migrations: 200 steps to 1e-8 A."""
     parts = ranks.run(

@@ -24,14 +24,14 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_trajectory_is_ase_s(name, model, steps):
     mine, ase = PAIRS[name]
-    one_process.compare(model, mine(None), ase, steps)
+    one_process.compare(model, mine(None), ase, steps if name != "ABC-FIRE" else 80)
 
 
 @pytest.mark.parametrize(("kind", "filtered"), [("frechet", FrechetCellFilter), ("unit", UnitCellFilter)])
 @pytest.mark.parametrize("name", PAIRS)
 def test_trajectory_with_a_cell_is_ase_s(name, kind, filtered):
     mine, ase = PAIRS[name]
-    one_process.compare("lj", mine(kind), lambda atoms: ase(filtered(atoms)), 60)
+    one_process.compare("lj", mine(kind), lambda atoms: ase(filtered(atoms)), 40)
 
 
 def test_parameters_are_ase_s():

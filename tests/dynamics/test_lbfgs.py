@@ -15,9 +15,7 @@ from nvdd import LBFGS, InputError
     [("lj", 200, 100), ("lj", 60, 5), pytest.param("mace", 200, 100, marks=pytest.mark.slow)],
 )
 def test_trajectory_is_ase_s(model, steps, memory):
-    one_process.compare(
-        model, LBFGS(1e-9, memory=memory), lambda a: AseLBFGS(a, memory=memory, logfile=None), steps
-    )
+    one_process.compare(model, LBFGS(1e-9, memory=memory), lambda a: AseLBFGS(a, memory=memory, logfile=None), steps)
 
 
 @pytest.mark.parametrize(("kind", "filtered"), [("frechet", FrechetCellFilter), ("unit", UnitCellFilter)])

@@ -13,15 +13,13 @@ from nvdd import InputError, NoseHoover
 from nvdd.dynamics.chains import NoseHooverChain
 
 
-@pytest.mark.parametrize(("length", "substeps"), [(3, 1), (1, 2), (5, 1)])
+@pytest.mark.parametrize(("length", "substeps"), [(3, 1), (1, 2)])
 def test_trajectory_and_conserved_energy_are_ase_s(length, substeps):
     dynamics = NoseHoover(2.0, 90.0, tau=100.0, chain_length=length, substeps=substeps)
     run, reference = one_process.compare(
         "lj",
         dynamics,
-        lambda atoms: NoseHooverChainNVT(
-            atoms, 2.0 * units.fs, 90.0, 100.0 * units.fs, tchain=length, tloop=substeps
-        ),
+        lambda atoms: NoseHooverChainNVT(atoms, 2.0 * units.fs, 90.0, 100.0 * units.fs, tchain=length, tloop=substeps),
         100,
     )
     assert run.conserved[0] == pytest.approx(reference.get_conserved_energy(), abs=1e-10)
