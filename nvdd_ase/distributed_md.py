@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
-from ase.constraints import FixAtoms, FixCom
 
+from nvdd.dynamics.single import constraints_of
 from nvdd.errors import InputError, NvddError
 from nvdd.runtime.launcher import detect
 from nvdd_ase import inputs
@@ -101,7 +100,7 @@ class DistributedMD:
                 ensemble, timestep=timestep, temperature=temperature, pressure=pressure, friction=friction, tau_t=tau_t,
                 tau_p=tau_p, npt_mode=npt_mode, seed=seed,
             )  # fmt: skip
-        self._fixed, held = _constraints(atoms)
+        self._fixed, held = constraints_of(atoms)
         free = not atoms.constraints and len(atoms) > 1 and self.dynamics.kinetic and ensemble not in ("nve", "langevin")
         self._fix_com = (held or free) if fix_com is None else fix_com
         draw = temperature is not None and self.dynamics.kinetic and not atoms.get_momenta().any()
@@ -267,22 +266,6 @@ class DistributedMD:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _constraints(atoms: Atoms) -> tuple[np.ndarray, bool]:
-    """(N,) bool of fixed atoms, and whether the centre of mass is held."""
-    fixed, held = np.zeros(len(atoms), bool), False
-    for constraint in atoms.constraints:
-        if type(constraint) is FixAtoms:
-            fixed[constraint.index] = True
-        elif type(constraint) is FixCom:
-            held = True
-        else:
-            raise InputError(
-                f"constraint {type(constraint).__name__} is not one that nvdd's integrators know (FixAtoms, FixCom); run ASE's "
-                "integrator with NVDDCalculator instead"
-            )
-    return fixed, held
 
 
 def ns_per_day(record: Mapping[str, Any]) -> str:

@@ -127,7 +127,7 @@ def _read_by(config: ModelConfig, atoms: Atoms) -> Atoms:
 
 def motion_of(systems: Sequence[Atoms]) -> dict[str, Any]:
     """Masses, velocities and constraints of ``ase.Atoms``, as `DomainParallel.partition` takes them."""
-    constraints = [_constraints_of(atoms) for atoms in systems]
+    constraints = [constraints_of(atoms) for atoms in systems]
     held = {fix_com for _, fix_com in constraints}
     if len(held) > 1:
         raise InputError("some systems hold their centre of mass (FixCom) and some don't; run them one by one")
@@ -142,8 +142,12 @@ def motion_of(systems: Sequence[Atoms]) -> dict[str, Any]:
     }
 
 
-def _constraints_of(atoms: Atoms) -> tuple[np.ndarray, bool]:
-    """Which atoms are fixed, and whether the centre of mass is."""
+def constraints_of(atoms: Atoms) -> tuple[np.ndarray, bool]:
+    """(N,) bool of the atoms that ASE's FixAtoms holds, and whether its FixCom holds the centre of mass.
+
+    Raises:
+        InputError: another kind of constraint.
+    """
     from ase.constraints import FixAtoms, FixCom
 
     fixed, fix_com = np.zeros(len(atoms), bool), False

@@ -77,7 +77,7 @@ def test_what_is_refused():
         md(crystal(), tau_t=100.0)
     atoms = crystal()
     atoms.set_constraint(FixBondLength(0, 1))
-    with pytest.raises(InputError, match="constraint FixBondLengths is not one that nvdd's integrators know"):
+    with pytest.raises(InputError, match="constraint FixBondLengths is not known to nvdd's dynamics"):
         md(atoms)
 
 
