@@ -15,6 +15,7 @@ from ase.build import bulk
 from ase.constraints import FixAtoms, FixBondLength
 from ase.md.verlet import VelocityVerlet
 
+from launching import MPIRUN, run
 from nvdd import InputError, RankError
 from nvdd_ase import DistributedMD, NVDDCalculator
 
@@ -146,3 +147,36 @@ def test_kill_any_rank_fifty_times(tmp_path, uninterrupted):
     began = time.monotonic()
     steps = [killed_at_random(tmp_path, number, 3, uninterrupted) for number in range(100, 150)]
     print(f"50 kills in {time.monotonic() - began:.0f} s, after {min(steps)} to {max(steps)} steps")
+
+
+SCRIPT = """
+import numpy as np
+from ase.io import read
+from nvdd_ase import DistributedMD
+
+atoms = read("start.traj")
+with DistributedMD(atoms, "lj", model_options={options!r}, device="cpu", ensemble="langevin", temperature=60, timestep=2.0,
+                   seed=3, log="md.csv", interval=10) as md:
+    md.run(30)
+    print("ranks", len(md.report()))
+    np.save("end.npy", atoms.positions)
+print("end")
+"""
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    ["torchrun", "srun", pytest.param("mpirun", marks=pytest.mark.skipif(not MPIRUN.exists(), reason="needs mpich"))],
+)
+def test_launchers(tmp_path, launcher):
+    """The script of one process, under a launcher: rank 0 runs it, the others serve."""
+    crystal().write(tmp_path / "start.traj")
+    (tmp_path / "script.py").write_text(SCRIPT.format(options=LJ))
+    ended = run(launcher, 2, tmp_path / "script.py", cwd=tmp_path)
+    assert set(ended.codes) == {0} and not ended.left, ended.out + ended.err
+    assert ended.lines("ranks") == ["ranks 2"] and ended.lines("end") == ["end"]
+    assert len((tmp_path / "md.csv").read_text().splitlines()) == 5  # names, steps 0 to 30
+    atoms = crystal()
+    with md(atoms, ensemble="langevin", temperature=60, timestep=2.0, seed=3) as one:
+        one.run(30)
+    assert np.abs(np.load(tmp_path / "end.npy") - atoms.positions).max() < 1e-9
