@@ -32,7 +32,7 @@ def _rows_at(shard: ShardTensor) -> int | None:
 
 
 @register(
-    "get:shape", "size", when="rows of atoms or edges", does="this rank's number of rows, which is not computed with",
+    "get:shape", "size", when="rows of atoms or edges", does="this rank's number",
     predicate=lambda call: call.args[0] is call.shards[0] and _rows_at(call.shards[0]) is not None,
 )  # fmt: skip
 def shape(call: Call):
@@ -43,7 +43,7 @@ def shape(call: Call):
 
 
 @register(
-    "numel", "nelement", when="rows of atoms or edges", does="this rank's number, which is not computed with",
+    "numel", "nelement", when="rows of atoms or edges", does="this rank's number",
     predicate=lambda call: call.args[0] is call.shards[0] and _rows_at(call.shards[0]) is not None,
 )  # fmt: skip
 def number(call: Call):

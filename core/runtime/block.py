@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +69,7 @@ class Block:
         spec: None for the wrapper's own.
         name: for messages: ``"block 1 (LennardJonesModelWrapper)"``; the class's name for a model by itself.
         energyless: whether it may return no energy, since another block reads its outputs.
+        on_phase: functions that are called with the name of each phase of a step as it begins; more may be added.
 
     Attributes:
         cutoff: A; it sees the edges with r < cutoff and no others.
@@ -78,9 +79,17 @@ class Block:
     """
 
     def __init__(
-        self, wrapper: Any, comm: Communicator, config: DomainConfig, spec: MLIPSpec | None, name: str, energyless: bool
+        self,
+        wrapper: Any,
+        comm: Communicator,
+        config: DomainConfig,
+        spec: MLIPSpec | None,
+        name: str,
+        energyless: bool,
+        on_phase: list[Callable[[str], None]],
     ) -> None:
         self.wrapper, self.comm, self.config, self.name, self.energyless = wrapper, comm, config, name, energyless
+        self.on_phase = on_phase
         self.spec = spec if spec is not None else resolve_spec(wrapper, config.strategy)
         self._check_spec()
         neighbors = wrapper.model_config.neighbor_config

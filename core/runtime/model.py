@@ -56,7 +56,7 @@ class DistributedModel:
         self.wrapper, self.config = wrapper, config or DomainConfig()
         self.comm = self.config.communicator()
         self.timings: dict[str, float] = {}
-        self._report_phase = report_phase or (lambda phase: None)
+        self._on_phase = [report_phase] if report_phase is not None else []
         self.wires: tuple[Wire, ...] = tuple(getattr(wrapper, "wires", ()))
         self.blocks = self._make_blocks(spec)
         self.spec = spec if spec is not None else resolve_spec(wrapper, self.config.strategy)
@@ -75,7 +75,8 @@ class DistributedModel:
     def _make_blocks(self, spec: MLIPSpec | None) -> list[Block]:
         wrappers = getattr(self.wrapper, "composed_of", None)
         if wrappers is None:
-            return [Block(self.wrapper, self.comm, self.config, spec, type(self.wrapper).__name__, False)]
+            name = type(self.wrapper).__name__
+            return [Block(self.wrapper, self.comm, self.config, spec, name, False, self._on_phase)]
         own = resolve_spec(self.wrapper, self.config.strategy)
         if spec is not None and spec != own:
             raise InputError(
@@ -83,7 +84,7 @@ class DistributedModel:
             )
         feeding = {wire.source for wire in self.wires}
         return [
-            Block(w, self.comm, self.config, None, f"block {k} ({type(w).__name__})", k in feeding)
+            Block(w, self.comm, self.config, None, f"block {k} ({type(w).__name__})", k in feeding, self._on_phase)
             for k, w in enumerate(wrappers)
         ]
 
@@ -108,7 +109,8 @@ class DistributedModel:
             self.timings[self._current] = self.timings.get(self._current, 0.0) + now - self._since
         self._current, self._since = name, now
         if name is not None:
-            self._report_phase(name)
+            for listener in self._on_phase:
+                listener(name)
 
     _current: str | None = None
     _since: float = 0.0
