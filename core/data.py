@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvdd.model_config import ALIASES, EdgeLayout
+from nvdd.model_config import EdgeLayout, stored_name
 
 # ASE names of per-atom arrays that have a place of their own in AtomicData
 _OWN_ARRAYS = ("positions", "numbers")
@@ -178,15 +178,22 @@ class Batch:
         self.edge_of_bond: Tensor | None = None
 
     def __getattr__(self, name: str) -> Tensor:
-        for called in (name, ALIASES.get(name)):
-            for fields in ("node_fields", "system_fields"):
-                values = self.__dict__.get(fields)
-                if values is not None and called in values:
-                    return values[called]
+        for fields in ("node_fields", "system_fields"):
+            values = self.__dict__.get(fields, {})
+            if (stored := stored_name(name, values)) is not None:
+                return values[stored]
         raise AttributeError(
             f"this Batch has no field {name!r}; it has {sorted([*self.__dict__.get('node_fields', ()), *self.__dict__.get('system_fields', ())])}. "
             "A wrapper names the further inputs that it reads in ModelConfig(node_inputs=, system_inputs=)."
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        for fields in ("node_fields", "system_fields"):
+            values = self.__dict__.get(fields, {})
+            if stored_name(name, values) is not None:
+                values[name] = value  # in front of what ASE calls it
+                return
+        super().__setattr__(name, value)
 
     @property
     def n_atoms(self) -> int:

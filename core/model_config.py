@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import Enum
 
 # per-atom input of models -> what ASE calls it
 ALIASES = {"charges": "initial_charges"}
+
+
+def stored_name(name: str, fields: Container[str]) -> str | None:
+    """The name under which an input of a model stands among ``fields``, its own or ASE's; None if it doesn't."""
+    return next((known for known in (name, ALIASES.get(name)) if known is not None and known in fields), None)
 
 
 class NeighborListFormat(str, Enum):

@@ -64,9 +64,10 @@ class _Step:
         n_list, n_total, n_pairs: list atoms of this rank, all atoms with ghosts, pairs.
         wants_atom_energies, wants_atom_virial: what LAMMPS needs on this step.
         sets_virial: whether forces that aren't pair forces can be handed over.
+        excludes: whether pairs are left out of the list by ``neigh_modify exclude``.
     """
 
-    sets_virial = False
+    sets_virial = excludes = False
     wants_atom_virial = False
 
     def __init__(self, data: Any) -> None:
@@ -120,6 +121,7 @@ class PluginStep(_Step):
         self.wants_atom_virial = self.host.wanted.virial_atom
         self.units: str | None = self.host.units
         self.partitions = getattr(self.host, "npartitions", 1)
+        self.excludes = getattr(self.host, "excludes", False)
 
     def world(self) -> Handle:
         """LAMMPS's world."""

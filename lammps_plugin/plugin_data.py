@@ -41,7 +41,7 @@ class StepStruct(ct.Structure):
         *_fields(ct.c_int32, "handle tag_bytes nlocal ntotal nlistatoms npairs nlistneighbors"),
         *_fields(ct.c_int32, "eflag vflag want_energy want_eatom want_virial want_vatom ago newton_pair triclinic"),
         ("periodic", ct.c_int32 * 3),
-        *_fields(ct.c_int32, "world me nprocs partition npartitions"),
+        *_fields(ct.c_int32, "world me nprocs partition npartitions excludes"),
         *_fields(ct.c_int64, "timestep list_generation"),
         ("box", ct.c_double * 9),
         ("units", ct.c_char_p),
@@ -103,6 +103,7 @@ class PluginHost:
         list_generation: a number that rises whenever the pair style's own list was rebuilt.
         world: handle of LAMMPS's communicator, for ``mpi4py.MPI.Comm.fromhandle``; me, nprocs: rank and size in it.
         partition, npartitions: this world's place among those of ``-partition``.
+        excludes: whether ``neigh_modify exclude`` leaves pairs out of the list.
         newton_pair: always True, since the pair style refuses ``newton off``.
     """
 
@@ -119,6 +120,7 @@ class PluginHost:
         self.nprocs: int = step.nprocs
         self.partition: int = step.partition
         self.npartitions: int = step.npartitions
+        self.excludes = bool(step.excludes)
         self.units: str = step.units.decode()
         self.newton_pair = bool(step.newton_pair)
         self.wanted = Wanted(*map(bool, (step.want_energy, step.want_eatom, step.want_virial, step.want_vatom)))

@@ -159,6 +159,11 @@ class NVDDUnified:
                 "this model's forces are not pair forces, so it has no virial per atom: take out the compute stress/atom "
                 "(or heat/flux) that asks for it"
             )
+        if step.excludes and not pair_forces:
+            raise AgreedError(
+                "neigh_modify exclude takes pairs out of the neighbor list, but this model is not a sum over pairs of it alone: "
+                "the rest would still count them; take the exclusion out"
+            )
         batch, graph = self.domain.update(step)
         wanted = {"pair_forces"} if pair_forces else {"forces", "virial"}
         if step.wants_atom_energies:

@@ -73,6 +73,7 @@ class CoulombWrapper(torch.nn.Module, BaseModelMixin, ABC):
     """Base of the wrappers of Ewald sums; see them for the arguments."""
 
     family = "coulomb"
+    options: dict[str, Any]
 
     def __init__(self, cutoff: Any, accuracy: Any, alpha: Any, slab: Any) -> None:
         super().__init__()
@@ -91,6 +92,10 @@ class CoulombWrapper(torch.nn.Module, BaseModelMixin, ABC):
             pbc=(True, True, not self.slab),
             differentiated="energy",
         )
+
+    def extra_repr(self) -> str:
+        """The options, for ``print(wrapper)``."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -156,14 +161,14 @@ class CoulombWrapper(torch.nn.Module, BaseModelMixin, ABC):
                 )
 
     def _check_sums(self, sums: Tensor, data: Batch, charges: Tensor) -> None:
-        """At the first step: no charge at all is a mistake, unless they come from another model; a net charge is worth a word."""
-        if self._checked:
-            return
+        """No charge at all is a mistake, unless they come from another model; a net charge is worth a word, once."""
         context, plain = context_of((data.positions,)), to_local(sums).detach()
-        if not charges.requires_grad and not (plain[:, 1] > 0).any():
+        if self._checked and plain.device.type != "cpu":  # later steps don't wait for a GPU to tell
+            return
+        if not charges.requires_grad and (plain[:, 1] == 0).all():
             raise InputError(f"{self.family}: all charges are zero, so there is nothing to compute; {_HOW}")
-        self._checked = True  # later steps don't wait for a GPU to tell
-        if (context is None or context.rank == 0) and float(plain[:, 2].abs().max()) > _NET_CHARGE:
+        first, self._checked = not self._checked, True
+        if first and (context is None or context.rank == 0) and float(plain[:, 2].abs().max()) > _NET_CHARGE:
             net = ", ".join(f"{q:+.6g}" for q in plain[:, 2].tolist())
             where = "the sum in two dimensions, without a background" if self.slab else "a uniform background that neutralises it"
             _log.warning("%s: the net charge is %s e; energies are those with %s", self.family, net, where)

@@ -111,10 +111,6 @@ class EwaldModelWrapper(CoulombWrapper):
             parts.append(torch.where(outside, torch.zeros_like(weights), both * weights))
         return torch.cat(parts)
 
-    def extra_repr(self) -> str:
-        """The options, for ``print(wrapper)``."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-
 
 def build(checkpoint: str | None = None, *, dtype: torch.dtype | None = None, **options: Any) -> EwaldModelWrapper:
     """The wrapper from ``"ewald"`` and options; the family has no checkpoints, and ``dtype`` is float64 always."""

@@ -63,7 +63,7 @@ class PMEModelWrapper(CoulombWrapper):
     ) -> None:
         super().__init__(cutoff, accuracy, alpha, slab)
         self.distributed_fft = distributed_fft if distributed_fft is None else switch("pme", "distributed_fft", distributed_fft)
-        if order not in SPLINE_ORDERS or isinstance(order, bool):
+        if type(order) is not int or order not in SPLINE_ORDERS:
             raise InputError(f"pme: order={order!r} must be one of {', '.join(map(str, SPLINE_ORDERS))}")
         self.order = order
         self.mesh_spacing = self._spacing(mesh_spacing)
@@ -96,9 +96,12 @@ class PMEModelWrapper(CoulombWrapper):
 
     def _divides(self, sizes: list[int], n_ranks: int) -> bool:
         """Whether ranks share the transforms of meshes of these sizes."""
-        if n_ranks == 1 or self.distributed_fft is not None:
-            return n_ranks > 1 and bool(self.distributed_fft)
-        return mesh.n_points(sizes) >= _DIVIDED_POINTS
+        meshes = [sizes[k : k + 3] for k in range(0, len(sizes), 3)]
+        if n_ranks == 1 or any(min(shape[:2]) < n_ranks for shape in meshes):  # a plane for each rank, both ways
+            return False
+        if self.distributed_fft is not None:
+            return self.distributed_fft
+        return max(map(math.prod, meshes)) >= _DIVIDED_POINTS
 
     def _on_each_rank(
         self, lattice: Lattice, charges: Tensor, more: Tensor, data: Batch, sizes: list[int]

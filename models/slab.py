@@ -10,8 +10,8 @@ from torch import Tensor
 from nvdd.context import context_of
 from nvdd.shard_tensor import to_local
 
-_FURTHEST = 4  # of in-plane reciprocal vectors; a cell more skewed than this has a less skewed equal
 _MARGIN = 1.2
+_MOST_REDUCTIONS = 100  # of a cell, which takes some few
 
 
 def extended_cell(
@@ -57,9 +57,18 @@ def _extent(positions: Tensor, normal: Tensor, system: Tensor) -> tuple[Tensor, 
 
 
 def _shortest_wave(a: Tensor, b: Tensor) -> Tensor:
-    """(n_systems,) length of the shortest reciprocal vector in the plane of a and b (n_systems, 3), 1/A."""
+    """(n_systems,) length of the shortest reciprocal vector in the plane of a and b (n_systems, 3), 1/A.
+
+    Reciprocal vectors are lattice vectors turned by 90 degrees, times 2 pi over the area. Of these the shortest is found
+    by Lagrange's and Gauss's reduction, however skewed the cell.
+    """
     area = torch.linalg.vector_norm(torch.linalg.cross(a, b), dim=1)
-    steps = torch.arange(-_FURTHEST, _FURTHEST + 1, dtype=a.dtype, device=a.device)
-    vectors = steps[:, None, None, None] * a + steps[None, :, None, None] * b  # reciprocal ones, turned by 90 degrees
-    lengths = torch.linalg.vector_norm(vectors, dim=-1).reshape(len(steps) ** 2, len(a))
-    return 2 * math.pi / area * lengths.masked_fill(lengths == 0, math.inf).amin(0)
+    shorter, longer = a.cpu(), b.cpu()
+    for _ in range(_MOST_REDUCTIONS):
+        swap = (shorter.square().sum(1) > longer.square().sum(1))[:, None]
+        shorter, longer = torch.where(swap, longer, shorter), torch.where(swap, shorter, longer)
+        steps = ((shorter * longer).sum(1) / shorter.square().sum(1)).round()
+        if not steps.any():
+            break
+        longer = longer - steps[:, None] * shorter
+    return 2 * math.pi / area * torch.linalg.vector_norm(shorter, dim=1).to(area.device)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from nvdd.errors import InputError
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ def _take_charges(atoms: Atoms) -> None:
         return
     results = atoms.calc.results if atoms.calc is not None else {}
     found = [values[name] for values in (results, atoms.arrays) for name in _CHARGES if name in values]
-    if found and len(found[0]) == len(atoms):
+    if found and np.shape(found[0]) == (len(atoms),):
         atoms.set_initial_charges(found[0])
 
 

@@ -166,10 +166,15 @@ def print_handlers() -> None:
     for handler in handler_table():
         key = (str(handler.family), str(handler.when), str(handler.does))
         alike.setdefault(key, []).append(str(handler.op))
+    rows = [(family, ", ".join(dict.fromkeys(ops)), when, does) for (family, when, does), ops in sorted(alike.items())]
+    if not out.is_terminal:  # a pipe or a file has no width: a line for each row, which grep finds
+        for row in rows:
+            print("\t".join(row))
+        return
     table = Table(show_lines=True)
     table.add_column("family")
     for name in ("operations", "when", "does"):
         table.add_column(name, overflow="fold", ratio=1)
-    for (family, when, does), operations in sorted(alike.items()):
-        table.add_row(*(Text(text) for text in (family, ", ".join(dict.fromkeys(operations)), when, does)))
+    for row in rows:
+        table.add_row(*(Text(text) for text in row))
     out.print(table)

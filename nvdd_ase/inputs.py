@@ -13,7 +13,7 @@ import numpy as np
 
 from nvdd.cells import Frame
 from nvdd.errors import InputError
-from nvdd.model_config import ALIASES
+from nvdd.model_config import stored_name
 
 DTYPES = ("float32", "float64")
 NUMERIC = "fiub"  # numpy's kinds of dtypes that a model can read
@@ -164,9 +164,8 @@ def read_arrays(atoms: Any, description: Mapping[str, Any]) -> dict[str, np.ndar
     """Copies of those of the model's inputs by atom that the atoms have; ``charges`` are initial charges, too."""
     found = {}
     for name in description["node_inputs"]:
-        array = atoms.arrays.get(name, atoms.arrays.get(ALIASES.get(name)))
-        if array is not None:
-            found[name] = _copied(array)
+        if (stored := stored_name(name, atoms.arrays)) is not None:
+            found[name] = _copied(atoms.arrays[stored])
     return found
 
 

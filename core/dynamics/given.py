@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from nvdd.data import Batch
 from nvdd.dynamics.state import DynamicsState
 from nvdd.errors import InputError
+from nvdd.model_config import stored_name
 
 
 def state_of(
@@ -35,13 +37,15 @@ def state_of(
     if velocities is None and "momenta" in given:
         velocities = given["momenta"] / masses.to(given["momenta"]).unsqueeze(1)
     state = DynamicsState.from_batch(batch, masses, velocities, fixed, fix_com)
-    for name, values, read in (
-        ("atoms.arrays", state.node_fields, model_config.node_inputs),
-        ("atoms.info", state.system_fields, model_config.system_inputs),
-    ):
-        missing = sorted(set(read) - set(values))
-        if missing:
-            raise InputError(f"the model reads {name}[{missing[0]!r}], which these atoms don't have")
-    state.node_fields = {k: v for k, v in state.node_fields.items() if k in model_config.node_inputs}
-    state.system_fields = {k: v for k, v in state.system_fields.items() if k in model_config.system_inputs}
+    state.node_fields = _read("atoms.arrays", state.node_fields, model_config.node_inputs)
+    state.system_fields = _read("atoms.info", state.system_fields, model_config.system_inputs)
     return state
+
+
+def _read(where: str, values: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """What the model reads, under its own names."""
+    stored = {name: stored_name(name, values) for name in sorted(names)}
+    missing = [name for name, found in stored.items() if found is None]
+    if missing:
+        raise InputError(f"the model reads {where}[{missing[0]!r}], which these atoms don't have")
+    return {name: values[found] for name, found in stored.items()}

@@ -16,7 +16,7 @@ from nvdd.dynamics.hooks import Hook
 from nvdd.dynamics.state import DynamicsState
 from nvdd.dynamics.velocities import draw_velocities, temperature
 from nvdd.errors import InputError
-from nvdd.model_config import ModelConfig
+from nvdd.model_config import ModelConfig, stored_name
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -119,7 +119,8 @@ class Simulation:
 def _read_by(config: ModelConfig, atoms: Atoms) -> Atoms:
     """A copy with those arrays and info that the model reads; others may differ from system to system."""
     copy = atoms.copy()
-    for name in set(copy.arrays) - {"positions", "numbers", *config.node_inputs}:
+    read = {stored_name(name, copy.arrays) for name in config.node_inputs}
+    for name in set(copy.arrays) - {"positions", "numbers", *read}:
         del copy.arrays[name]
     copy.info = {name: value for name, value in copy.info.items() if name in config.system_inputs}
     return copy

@@ -29,6 +29,7 @@ struct Step {
   int32_t eflag, vflag, want_energy, want_eatom, want_virial, want_vatom;
   int32_t ago, newton_pair, triclinic, periodic[3];
   int32_t world, me, nprocs, partition, npartitions;
+  int32_t excludes;    // whether neigh_modify exclude leaves pairs out of the list
   int64_t timestep, list_generation;
   double box[9];    // xlo ylo zlo xhi yhi zhi xy xz yz
   const char *units;

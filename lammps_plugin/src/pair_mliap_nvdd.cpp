@@ -287,6 +287,7 @@ void PairMLIAPNVDD::describe_step(int eflag, int vflag)
   step.nprocs = comm->nprocs;
   step.partition = universe->iworld;
   step.npartitions = universe->nworlds;
+  step.excludes = neighbor->exclude;
   step.timestep = update->ntimestep;
   step.units = update->unit_style;
   step.x = atom->x ? atom->x[0] : nullptr;

@@ -63,6 +63,20 @@ def test_missing_field_names_what_is_there():
         Batch.from_atoms(crystal()).magmom  # noqa: B018
 
 
+def test_fields_can_be_set():
+    """Under their own names, and under those of models; also where a system field has the same name."""
+    batch = Batch.from_atoms(crystal())
+    batch.initial_charges = torch.ones(3)
+    assert batch.node_fields["initial_charges"].tolist() == [1.0] * 3 and batch.charges.tolist() == [1.0] * 3
+    batch.charges = torch.zeros(3)
+    assert batch.node_fields["charges"].tolist() == [0.0] * 3 and batch.charges.tolist() == [0.0] * 3
+    batch.charge = torch.tensor([2.0])
+    assert batch.system_fields["charge"].item() == 2.0
+    atoms = crystal()
+    atoms.info["charges"] = 5.0
+    assert Batch.from_atoms(atoms).charges.tolist() == [0.5, -0.25, -0.25]
+
+
 @pytest.mark.parametrize("sender_column", (0, 1))
 @pytest.mark.parametrize("vector", ("sender_minus_receiver", "receiver_minus_sender"))
 def test_edge_layouts(sender_column, vector):

@@ -10,6 +10,7 @@ from ase.io import write
 from typer.testing import CliRunner
 
 import coulomb
+from nvdd import NVE, Simulation
 from nvdd.errors import InputError
 from nvdd_ase import NVDDCalculator
 from nvdd_ase.cli import app
@@ -52,6 +53,22 @@ def test_column_of_a_file(tmp_path, column):
     path.write_text(path.read_text().replace("initial_charges", column))
     (found,) = read_structures(path, "-1")
     np.testing.assert_allclose(found.get_initial_charges(), atoms.get_initial_charges(), atol=1e-7)
+
+
+def test_native_dynamics():
+    """Initial charges are what a model reads as charges, also without the calculator."""
+    atoms = coulomb.charged("triclinic", 0.0)
+    state = Simulation(atoms, coulomb.WRAPPERS["ewald"](**OPTIONS), NVE(1.0)).state
+    assert state.node_fields["charges"].tolist() == atoms.get_initial_charges().tolist()
+
+
+def test_column_of_vectors_is_no_charge(tmp_path):
+    atoms = coulomb.charged("triclinic", 0.2)
+    del atoms.arrays["initial_charges"]
+    atoms.set_array("q", np.ones((len(atoms), 3)))
+    write(tmp_path / "ions.extxyz", atoms)
+    (found,) = read_structures(tmp_path / "ions.extxyz", "-1")
+    assert not found.has("initial_charges")
 
 
 def test_command(tmp_path):

@@ -379,15 +379,16 @@ def test_models_lists_every_family():
     assert "installed" in out and "MIT" in out
 
 
-def test_handlers_lists_the_dispatch_table(monkeypatch):
+def test_handlers_lists_the_dispatch_table():
     from nvdd.dispatch import handler_table
 
-    monkeypatch.setenv("COLUMNS", "300")
-    out = nvdd("handlers").stdout
+    rows = [line.split("\t") for line in nvdd("handlers").stdout.splitlines()]
+    assert all(len(row) == 4 for row in rows)
     handlers = handler_table()
     assert len(handlers) > 20
     for handler in handlers:
-        assert all(str(text) in " ".join(out.split()) for text in (handler.family, handler.op)), handler
+        mine = [row for row in rows if row[0] == handler.family and row[2:] == [handler.when, handler.does]]
+        assert any(str(handler.op) in row[1].split(", ") for row in mine), handler
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------

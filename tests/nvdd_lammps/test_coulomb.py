@@ -32,6 +32,7 @@ JOBS = {
     "slab": Job("slab", "surface", NVE, boundary="boundary p p f"),
     "without charges": Job("ewald", "plain", "run 0"),
     "charges of zero": Job("ewald", "zero", "run 0"),
+    "exclusion": Job("ewald", "melt", "neigh_modify exclude type 1 1\nrun 0"),
 }
 
 
@@ -76,7 +77,7 @@ def numbers(folder):
     return lammps_parity.run(jobs, 2, folder)
 
 
-@pytest.mark.parametrize("name", [name for name, job in JOBS.items() if job.structure not in ("plain", "zero")])
+@pytest.mark.parametrize("name", [name for name, job in JOBS.items() if job.structure not in ("plain", "zero") and name != "exclusion"])
 def test_equals_ase(numbers, name):
     """At the positions and the cell to which LAMMPS has brought them, on one rank."""
     job, found = JOBS[name], numbers[name]
@@ -92,7 +93,14 @@ def test_equals_ase(numbers, name):
     parity.assert_parity(mine, exact, tight=True)
 
 
-@pytest.mark.parametrize("name,words", (("without charges", "use atom_style charge"), ("charges of zero", "all charges are zero")))
+REFUSED = {
+    "without charges": "use atom_style charge",
+    "charges of zero": "all charges are zero",
+    "exclusion": "neigh_modify exclude takes pairs out",
+}
+
+
+@pytest.mark.parametrize("name,words", REFUSED.items())
 def test_refused(numbers, name, words):
     assert words in numbers[name]["error"]
 
