@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
     parser.add_argument("--share-gpu", action="store_true", help="all ranks on GPU 0, through gloo")
     parser.add_argument("--halo-correction", action="store_true", help="the mode with padded rows")
+    parser.add_argument("--balance", default=None, help="none, rcb or auto")
     parser.add_argument("--warm-up", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--json", help="append one line for each size to this file")
@@ -150,6 +151,7 @@ def main() -> None:
     dtype = getattr(torch, arguments.dtype)
     wrapper = MACEWrapper(build_model(arguments.hidden, dtype).to(device))
     spec = wrapper.distribution_spec()
+    balance = {} if arguments.balance is None else {"balance": arguments.balance}
     if arguments.halo_correction:
         policy = HaloStoragePolicy(scatter_mode="halo_correction", gather_mode="halo_read")
         spec = MLIPSpec(DistributionSpec(policy), spec.outputs)
@@ -169,7 +171,7 @@ def main() -> None:
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        model = DistributedModel(wrapper, DomainConfig(mesh=comm), spec=spec)
+        model = DistributedModel(wrapper, DomainConfig(mesh=comm, **balance), spec=spec)
         batch = Batch.from_atoms(atoms)
         seconds, out = timed(lambda m=model, b=batch: m(b), device, arguments.warm_up, arguments.repeats)
         split = dict(model.timings)

@@ -1,6 +1,7 @@
 """Bring your own model, 1: a Behler-Parrinello potential in plain PyTorch, from nothing to a validated spec.
 
-    python examples/distributed/04_byo_pytorch_mpnn.py
+    python examples/distributed/04_byo_pytorch_mpnn.py              # two ranks on CPUs
+    python examples/distributed/04_byo_pytorch_mpnn.py cuda:0       # two ranks on one GPU; cuda: a GPU for each
 
 The network knows nothing of nvdd. Its wrapper picks a preset, `SPEC_MPNN_HALO`; `trace_and_validate` runs it in one
 process and on two ranks, in many geometries, and the spec that passes is saved and used. Exit code 1 if anything differs.
@@ -116,9 +117,9 @@ def sample() -> Atoms:
     return atoms
 
 
-def main() -> int:
+def main(device: str = "cpu") -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    report = trace_and_validate(model_factory, sample(), world_size=2)
+    report = trace_and_validate(model_factory, sample(), world_size=2, device=device)
     report.log_summary(logging.getLogger("validation"))
     if not report.ok:
         print(report.next_action)
@@ -137,4 +138,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:2]))

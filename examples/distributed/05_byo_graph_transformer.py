@@ -1,6 +1,7 @@
 """Bring your own model, 2: a graph transformer whose attention is two Warp kernels, with hand-written `OpAdapter`s.
 
-    python examples/distributed/05_byo_graph_transformer.py
+    python examples/distributed/05_byo_graph_transformer.py              # two ranks on CPUs
+    python examples/distributed/05_byo_graph_transformer.py cuda:0       # two ranks on one GPU; cuda: a GPU for each
 
 PyTorch, and so nvdd, cannot see what a kernel does with the rows that it gets. The spec says it: which arguments the
 kernel reads neighbours of, and what its results are. Nothing else in the model is about ranks. Exit code 1 if
@@ -223,14 +224,14 @@ def sample() -> Atoms:
     return atoms
 
 
-def main() -> int:
+def main(device: str = "cpu") -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     print("kernels undeclared:")
-    refused = trace_and_validate(undeclared_factory, sample(), world_size=2, md_steps=0)
+    refused = trace_and_validate(undeclared_factory, sample(), world_size=2, device=device, md_steps=0)
     print(" ", refused.next_action.splitlines()[0])
 
     print("kernels declared:")
-    report = trace_and_validate(model_factory, sample(), world_size=2)
+    report = trace_and_validate(model_factory, sample(), world_size=2, device=device)
     report.log_summary(logging.getLogger("validation"))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph_transformer_spec.json"
@@ -241,4 +242,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:2]))
