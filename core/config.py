@@ -89,8 +89,8 @@ class DomainConfig:
         if self.balance_by not in ("atoms", "time"):
             raise InputError(f"DomainConfig: balance_by must be 'atoms' or 'time', got {self.balance_by!r}")
 
-    def communicator(self) -> Communicator:
-        """The ranks of ``mesh``.
+    def communicator(self, model_device: Any = "cpu") -> Communicator:
+        """The ranks of ``mesh``; ``model_device`` is where one process computes if ``device`` doesn't say it.
 
         Raises:
             InputError: no mesh is given although this process is one of several ranks.
@@ -100,7 +100,7 @@ class DomainConfig:
             return mesh
         if mesh is None:
             self._refuse_default_group()
-            return Communicator(None, self.device or "cpu")
+            return Communicator(None, self.device or model_device)
         if hasattr(mesh, "get_group"):
             return Communicator.from_mesh(mesh, self.mesh_dim, self.device)
         return Communicator(mesh, self.device or "cpu")

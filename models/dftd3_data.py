@@ -117,5 +117,5 @@ def _import_tad() -> None:
         import tad_dftd3  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            f"dftd3 takes its reference data from tad-dftd3 ({sys.executable}): {INSTALL}"
+            f"dftd3 takes its reference data from tad-dftd3, which can't be imported ({sys.executable}: {error}): {INSTALL}"
         ) from error

@@ -68,7 +68,8 @@ def rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> MACEWrapper:
 def _refuse_patched(module: torch.nn.Module) -> None:
     """A forward that was set on an instance is not in its class, and would be lost."""
     for name, part in module.named_modules():
-        if "forward" in vars(part):
+        # a scripted part, as e3nn's constructors make, has its forward in the instance
+        if "forward" in vars(part) and not isinstance(part, torch.jit.ScriptModule):
             raise InputError(f"the forward of this MACE model's {name or 'module'} was replaced; {_REMEDY}")
 
 

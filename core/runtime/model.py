@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nvdd.adapters import AdapterRegistry
+from nvdd.communicator import Communicator
 from nvdd.config import DomainConfig
 from nvdd.data import Batch
 from nvdd.errors import InputError
@@ -54,7 +56,7 @@ class DistributedModel:
         report_phase: Callable[[str], None] | None = None,
     ) -> None:
         self.wrapper, self.config = wrapper, config or DomainConfig()
-        self.comm = self.config.communicator()
+        self.comm = self._ranks()
         self.timings: dict[str, float] = {}
         self._on_phase = [report_phase] if report_phase is not None else []
         self.wires: tuple[Wire, ...] = tuple(getattr(wrapper, "wires", ()))
@@ -71,6 +73,17 @@ class DistributedModel:
         self.graphs = GraphBuilder(
             self.comm, partitioner, cutoff, self.config.skin, self.config.cutoff, bonds, self._phase
         )
+
+    def _ranks(self) -> Communicator:
+        tensors = itertools.chain(*(getattr(self.wrapper, name, list)() for name in ("parameters", "buffers")))
+        place = next((tensor.device for tensor in tensors), None)
+        comm = self.config.communicator("cpu" if place is None else place)
+        if place is not None and place.type != comm.device.type:
+            raise InputError(
+                f"DistributedModel: the model is on {place} and its ranks compute on {comm.device}; move the model, "
+                f"wrapper.to({str(comm.device)!r}), or give DomainConfig a mesh or device of {place.type}"
+            )
+        return comm
 
     def _make_blocks(self, spec: MLIPSpec | None) -> list[Block]:
         wrappers = getattr(self.wrapper, "composed_of", None)

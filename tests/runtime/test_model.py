@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import parity
+from nvdd import DistributedModel, DomainConfig
+from nvdd.communicator import Communicator
+from nvdd.errors import InputError
 
 RANKS = (1, 2, 3, 4)
 LJ_STRUCTURES = (
@@ -181,6 +184,14 @@ SEVERAL = {
     "mace": ["silica wire", "silica atom", "silica tiny", "silica pair"],
     "7net-0/float64": ["silica wire", "silica atom", "silica tiny", "silica pair"],
 }
+
+
+def test_model_on_another_device_than_the_ranks():
+    import toys
+
+    with pytest.raises(InputError, match="model is on meta and its ranks compute on cpu"):
+        DistributedModel(toys.MessagePassing().to("meta"), DomainConfig(mesh=Communicator(None)))
+
 
 
 # aimnet takes each process seconds to import
