@@ -12,6 +12,7 @@ rank. Exit code 1 if they differ by more than --limit.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import re
@@ -108,6 +109,8 @@ def main() -> int:
             reference = None
             for ranks in map(int, options.ranks.split(",")):
                 seconds, forces = ase(model, atoms, ranks, options)
+                gc.collect()
+                torch.cuda.empty_cache()  # on one rank the model was in this process, and LAMMPS needs the memory
                 reference = forces if reference is None else reference
                 theirs, found = lammps(folder, ranks, options)
                 found = Prism(atoms.cell.array).vector_to_ase(found)
