@@ -43,8 +43,9 @@ class DistributedMD:
         checkpoint: file for checkpoints, written every ``checkpoint_interval`` steps and at the end of each `run`.
         restart: a checkpoint to go on from, of any number of ranks; ``atoms`` are moved there. Log and trajectory are
             kept up to its step, and appended to.
-        fix_com: hold the centre of mass. None: where atoms have ASE's ``FixCom``, and with a thermostat or barostat, unless
-            atoms are constrained or alone. ``nve`` keeps the momentum that the atoms have, ``langevin`` moves them all.
+        fix_com: hold the centre of mass. None: where atoms have ASE's ``FixCom``, and with a thermostat or barostat (an
+            integrator whose ``holds_com`` is true), unless atoms are constrained or alone. ``nve`` keeps the momentum
+            that the atoms have, ``langevin`` moves them all.
         hooks: more hooks, called on the ranks; they and their functions must be defined in a module.
         device, dtype, skin, model_options, balance, grid, start_timeout, timeout: as for `NVDDCalculator`.
 
@@ -93,15 +94,14 @@ class DistributedMD:
     ) -> None:
         self.atoms, self._backend = atoms, None
         self._checkpoint = None if checkpoint is None else Path(checkpoint).absolute()
-        by_name = isinstance(ensemble, str)
         self.dynamics = ensemble
-        if by_name:
+        if isinstance(ensemble, str):
             self.dynamics = make_dynamics(
                 ensemble, timestep=timestep, temperature=temperature, pressure=pressure, friction=friction, tau_t=tau_t,
                 tau_p=tau_p, npt_mode=npt_mode, seed=seed,
             )  # fmt: skip
         self._fixed, held = constraints_of(atoms)
-        free = not atoms.constraints and len(atoms) > 1 and self.dynamics.kinetic and ensemble not in ("nve", "langevin")
+        free = not atoms.constraints and len(atoms) > 1 and self.dynamics.holds_com
         self._fix_com = (held or free) if fix_com is None else fix_com
         draw = temperature is not None and self.dynamics.kinetic and not atoms.get_momenta().any()
         self._draw = (temperature, seed) if draw else None

@@ -45,12 +45,15 @@ class BaseDynamics:
         maxima: the same for (n_systems, ...) maxima.
         needs_stress: whether `step` reads ``state.stress``.
         kinetic: whether velocities are those of atoms in time (not so in an optimiser).
+        holds_com: whether a front end holds the centre of mass unless it is told otherwise: the algorithm sets a
+            temperature, to which a drift of the whole does not belong, and keeps the total momentum.
     """
 
     scalars: ClassVar[Mapping[str, Share]] = {}
     maxima: ClassVar[Mapping[str, Share]] = {}
     needs_stress = False
     kinetic = True
+    holds_com = False
 
     def __init__(self, timestep: float) -> None:
         if not timestep > 0 or timestep == float("inf"):

@@ -30,6 +30,8 @@ class NoseHoover(NVE):
         substeps: divides the chain's time step.
     """
 
+    holds_com = True
+
     def __init__(
         self,
         timestep: float,

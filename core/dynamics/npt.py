@@ -47,6 +47,7 @@ class NPH(BaseDynamics):
     """
 
     needs_stress = True
+    holds_com = True
     scalars = {"kinetic_tensor": kinetic_tensor}  # noqa: RUF012
 
     def __init__(

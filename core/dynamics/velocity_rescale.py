@@ -19,6 +19,8 @@ from nvdd.errors import InputError
 class _Rescaling(NVE):
     """Velocity Verlet after a factor for the velocities of each system, and the heat that this gives them."""
 
+    holds_com = True
+
     def __init__(self, timestep: float, temperature: float) -> None:
         BaseDynamics.__init__(self, timestep)
         self.temperature = positive(type(self).__name__, "temperature", temperature, "K")

@@ -16,7 +16,7 @@ from ase.constraints import FixAtoms, FixBondLength
 from ase.md.verlet import VelocityVerlet
 
 from launching import MPIRUN, run
-from nvdd import InputError, RankError
+from nvdd import NPT, NVE, InputError, Langevin, NoseHoover, RankError
 from nvdd_ase import DistributedMD, NVDDCalculator
 
 LJ = {"epsilon": {"Ar": 0.0104, "Ne": 0.0031}, "sigma": {"Ar": 3.4, "Ne": 2.8}, "cutoff": 6.5, "mixing": "arithmetic"}
@@ -65,6 +65,32 @@ def test_velocities_are_drawn_alike_on_any_number_of_ranks():
             run.run(5)
         temperatures.append(atoms.get_temperature())
     assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-10) and 20 < temperatures[0] < 140
+
+
+WORDS = {
+    "nve": ({}, NVE(2.0)),
+    "langevin": ({"temperature": 60.0, "seed": 2}, Langevin(2.0, 60.0, seed=2)),
+    "nvt": ({"temperature": 60.0}, NoseHoover(2.0, 60.0)),
+    "npt": ({"temperature": 60.0}, NPT(2.0, 60.0)),
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_and_its_object_treat_the_momentum_alike(word):
+    """Of atoms that drift: ``nve`` keeps the drift, a thermostat or barostat of the whole takes it off."""
+    options, integrator = WORDS[word]
+    by_word, by_object = crystal(), crystal()
+    drift = by_word.get_momenta().sum(0)
+    with md(by_word, ensemble=word, timestep=2.0, **options) as run:
+        run.run(2)
+    with md(by_object, ensemble=integrator) as run:
+        run.run(2)
+    assert np.abs(by_word.get_momenta() - by_object.get_momenta()).max() < 1e-10
+    left = np.abs(by_word.get_momenta().sum(0))
+    if word == "nve":
+        np.testing.assert_allclose(left, np.abs(drift), rtol=1e-9)
+    else:
+        assert (left < 1e-9).all() == (word != "langevin")
 
 
 def test_what_is_refused():
