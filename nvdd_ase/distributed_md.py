@@ -166,12 +166,7 @@ class DistributedMD:
             "fix_com": self._fix_com,
             "draw": self._draw,
         }
-        answer = backend.call("begin", payload)[0]
-        if answer["n_atoms"] != len(atoms):
-            raise InputError(
-                f"{restart} has {answer['n_atoms']} atoms, and these are {len(atoms)}: give the structure from which that run began"
-            )
-        self._take(answer)
+        self._take(backend.call("begin", payload)[0])
 
     # -- the run
 
@@ -238,7 +233,8 @@ class DistributedMD:
         atoms = self.atoms
         atoms.set_cell(answer["cell"], scale_atoms=False)
         atoms.arrays["positions"][:] = self._table[:, COLUMNS["positions"]]
-        atoms.set_velocities(self._table[:, COLUMNS["velocities"]].copy())
+        momenta = self._table[:, COLUMNS["velocities"]] * self._table[:, COLUMNS["masses"], None]
+        atoms.set_momenta(momenta, apply_constraint=False)
         results = {"energy": answer["energy"], "free_energy": answer["energy"], "forces": self._forces.copy()}
         if answer["stress"] is not None and self._has_volume():
             results["stress"] = voigt(answer["stress"])

@@ -14,6 +14,7 @@ from nvdd.config import DomainConfig
 from nvdd.data import Batch
 from nvdd.dynamics.base import BaseDynamics, Evaluator
 from nvdd.dynamics.checkpoint import load_checkpoint
+from nvdd.dynamics.failures import raise_together
 from nvdd.dynamics.given import state_of
 from nvdd.dynamics.hooks import Hook, Observation
 from nvdd.dynamics.migration import Migration
@@ -120,7 +121,7 @@ class DomainParallel:
                 state = self._checked_state(batch, velocities, masses, fixed, fix_com)
             except Exception as error:
                 failure = error
-        self._raise_together(failure)
+        raise_together(self.comm, failure)
         return self._adopt(ShardedBatch.scatter(state, self.comm))
 
     def _checked_state(self, batch, velocities, masses, fixed, fix_com) -> DynamicsState:
@@ -173,7 +174,7 @@ class DomainParallel:
                 )
         except Exception as error:
             failure = error
-        self._raise_together(failure)
+        raise_together(self.comm, failure)
         if not integrator:
             batch = ShardedBatch(batch.state.fresh(), self.comm)
         return self._adopt(batch, restarted=integrator)
@@ -289,25 +290,7 @@ class DomainParallel:
 
     def _settle(self) -> None:
         failure, self._failure = self._failure, None
-        self._raise_together(failure)
-
-    def _raise_together(self, failure: Exception | None) -> None:
-        """Raises the failure of the first rank that has one, on every rank."""
-        if self.comm.size == 1:
-            if failure is not None:
-                raise failure
-            return
-        told = (
-            None
-            if failure is None
-            else (isinstance(failure, InputError), f"{type(failure).__name__}: {failure}", str(failure))
-        )
-        for rank, found in enumerate(self.comm.all_gather_object(told, "failures")):
-            if found is not None:
-                is_input, named, text = found
-                error = InputError(text) if is_input else NvddError(f"rank {rank}: {named}")
-                error.on_all_ranks = True
-                raise error from (failure if rank == self.comm.rank else None)
+        raise_together(self.comm, failure)
 
     def close(self) -> None:
         """Ends the hooks: files are complete and closed. A second time it does nothing."""

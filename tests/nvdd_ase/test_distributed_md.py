@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from ase import Atoms, units
 from ase.build import bulk
-from ase.constraints import FixAtoms, FixBondLength
+from ase.constraints import FixAtoms, FixBondLength, FixCom
 from ase.md.verlet import VelocityVerlet
 
 from launching import MPIRUN, run
@@ -108,11 +108,51 @@ def test_what_is_refused():
         md(atoms)
 
 
+def other(change: str) -> Atoms:
+    atoms = crystal()
+    if change == "numbers":
+        atoms.numbers[7] = 10
+    elif change == "masses":
+        masses = atoms.get_masses()
+        masses[3] = 40.5
+        atoms.set_masses(masses)
+    elif change == "pbc":
+        atoms.pbc[2] = False
+    elif change == "fixed":
+        atoms.set_constraint(FixAtoms([2]))
+    else:
+        atoms.set_constraint(FixCom())
+    return atoms
+
+
 def test_another_structure_than_the_checkpoint_s(tmp_path):
-    with md(crystal(), checkpoint=tmp_path / "run.ckpt") as run:
-        run.run(1)
+    """Is refused on all ranks, before the files of the run are cut."""
+    path, log = tmp_path / "run.ckpt", tmp_path / "run.csv"
+    with md(crystal(), checkpoint=path, log=log, interval=1) as run:
+        run.run(2)
+    (tmp_path / "run.csv").write_text(text := log.read_text() + "999" + "," * 13 + "\n")
     with pytest.raises(InputError, match="has 48 atoms, and these are 47"):
-        md(crystal()[:47], restart=tmp_path / "run.ckpt")
+        md(crystal()[:47], restart=path, log=log)
+    for change, message in {
+        "numbers": "atomic_numbers of atom 7 is 18 there and 10 here, and 1 differ: give the structure",
+        "masses": "masses of atom 3 is 39.948 there and 40.5 here",
+        "pbc": r"was written of atoms with pbc = \[True, True, True\], and these have \[True, True, False\]",
+        "fixed": "fixed of atom 2 is 0 there and 1 here",
+        "fix_com": "was written of atoms with fix_com = False, and these have True",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            md(other(change), 2 if change == "masses" else 1, restart=path, log=log)
+    assert log.read_text() == text
+
+
+def test_velocities_come_back_as_they_are():
+    """ASE's constraints stand aside: FixCom would take the drift off that ``fix_com=False`` lets the atoms have."""
+    atoms = crystal()
+    drift = atoms.get_momenta().sum(0)
+    atoms.set_constraint(FixCom())
+    with md(atoms, fix_com=False) as run:
+        run.run(1)
+    np.testing.assert_allclose(atoms.get_momenta().sum(0), drift, rtol=1e-9)
 
 
 LANGEVIN = {"ensemble": "langevin", "temperature": 60.0, "timestep": 2.0}
