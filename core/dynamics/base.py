@@ -45,6 +45,8 @@ class BaseDynamics:
         maxima: the same for (n_systems, ...) maxima.
         needs_stress: whether `step` reads ``state.stress``.
         kinetic: whether velocities are those of atoms in time (not so in an optimiser).
+        must_agree: names in `parameters` that a restart can't change, because the state has another form or meaning with
+            others; all else may change, see `resume`.
         holds_com: whether a front end holds the centre of mass unless it is told otherwise: the algorithm sets a
             temperature, to which a drift of the whole does not belong, and keeps the total momentum.
     """
@@ -54,6 +56,7 @@ class BaseDynamics:
     needs_stress = False
     kinetic = True
     holds_com = False
+    must_agree: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, timestep: float) -> None:
         if not timestep > 0 or timestep == float("inf"):
@@ -64,7 +67,15 @@ class BaseDynamics:
     def initialise(self, state: DynamicsState, evaluate: Evaluator) -> None:
         """Makes ``state.node_state`` and ``state.system_state``; energy and forces are there, stress if needed.
 
-        Called once, before the first step; not after a restart, which brings them.
+        Called once, before the first step; after a restart, which brings them, `resume` is called instead.
+        """
+
+    def resume(self, state: DynamicsState, before: Mapping[str, Any]) -> None:
+        """Makes parameters that have changed since a checkpoint count in the state that it brought.
+
+        Args:
+            state: with ``node_state`` and ``system_state`` of the checkpoint.
+            before: `parameters` of the run that wrote it; those of ``must_agree`` are the same as now.
         """
 
     def step(self, state: DynamicsState, evaluate: Evaluator) -> None:

@@ -71,6 +71,17 @@ class CellRelaxation:
             )
         return given
 
+    def parameters(self) -> dict[str, Any]:
+        """What a checkpoint says about it."""
+        settings = {
+            "kind": self.kind,
+            "mask": self.mask.tolist(),
+            "hydrostatic": self.hydrostatic,
+            "constant_volume": self.constant_volume,
+            "factor": self.factor,
+        }
+        return {"cell": settings, "pressure_GPa": self.pressure}
+
     def begin(self, who: str, state: DynamicsState) -> None:
         """Takes the present cell as undeformed."""
         volumes, periodic = host(state.volume), state.pbc.cpu()

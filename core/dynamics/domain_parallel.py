@@ -157,27 +157,43 @@ class DomainParallel:
 
         Args:
             path: of the checkpoint.
-            integrator: whether its thermostat, barostat, noise and step number go on, too. False takes atoms,
-                velocities and cell alone, for another integrator.
+            integrator: whether its thermostat, barostat, noise and step number go on, too; with parameters that may
+                have changed, but for those that ``dynamics.must_agree`` names. False takes atoms, velocities and cell
+                alone, for another integrator.
 
         Raises:
-            InputError: it can't be read, or another integrator wrote it.
+            InputError: it can't be read, or another integrator wrote it, or one with other parameters.
         """
-        failure = batch = None
+        failure = batch = parameters = None
         try:
             batch, parameters = load_checkpoint(path, self.comm)
-            wrote, mine = parameters.get("dynamics"), type(self.dynamics).__name__
-            if integrator and wrote != mine:
-                raise InputError(
-                    f"{path} was written by {wrote}, whose state {mine} can't take over; go on with {wrote}, or take its atoms "
-                    "alone: restart(path, integrator=False)"
-                )
+            if integrator:
+                self._check_parameters(path, parameters)
         except Exception as error:
             failure = error
         raise_together(self.comm, failure)
         if not integrator:
             batch = ShardedBatch(batch.state.fresh(), self.comm)
-        return self._adopt(batch, restarted=integrator)
+        self._adopt(batch, restarted=integrator)
+        if integrator:
+            self.dynamics.resume(batch.state, parameters)
+        return batch
+
+    def _check_parameters(self, path: str | Path, before: dict[str, Any]) -> None:
+        """Raises InputError where the state of the dynamics that wrote a checkpoint means nothing to this one."""
+        wrote, mine = before.get("dynamics"), type(self.dynamics).__name__
+        if wrote != mine:
+            raise InputError(
+                f"{path} was written by {wrote}, whose state {mine} can't take over; go on with {wrote}, or take its atoms "
+                "alone: restart(path, integrator=False)"
+            )
+        now = self.dynamics.parameters()
+        for name in self.dynamics.must_agree:
+            if before.get(name) != now.get(name):
+                raise InputError(
+                    f"{path} was written by {wrote} with {name} = {before.get(name)}, and this one has {now.get(name)}; go on "
+                    "with the same, or take its atoms alone: restart(path, integrator=False)"
+                )
 
     def _adopt(self, batch: ShardedBatch, restarted: bool = False) -> ShardedBatch:
         """Atoms in blocks become those of domains."""

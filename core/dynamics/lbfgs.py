@@ -32,6 +32,8 @@ class LBFGS(Relaxation):
         alpha: eV/A^2, curvature that is assumed before there are pairs.
     """
 
+    must_agree = (*Relaxation.must_agree, "memory")
+
     def __init__(
         self,
         fmax: float = 0.05,

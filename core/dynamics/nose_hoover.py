@@ -31,6 +31,7 @@ class NoseHoover(NVE):
     """
 
     holds_com = True
+    must_agree = ("chain_length",)
 
     def __init__(
         self,
@@ -79,4 +80,8 @@ class NoseHoover(NVE):
         )
 
     def parameters(self) -> dict[str, Any]:
-        return super().parameters() | {"temperature_K": self.temperature, "tau_fs": self.tau}
+        return super().parameters() | {
+            "temperature_K": self.temperature,
+            "tau_fs": self.tau,
+            "chain_length": self.chain.length,
+        }

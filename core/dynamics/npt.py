@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class NPH(BaseDynamics):
 
     needs_stress = True
     holds_com = True
+    must_agree = ("mode", "axes")
     scalars = {"kinetic_tensor": kinetic_tensor}  # noqa: RUF012
 
     def __init__(
@@ -79,6 +80,17 @@ class NPH(BaseDynamics):
         freedom = host(state.degrees_of_freedom)
         state.system_state["cell_mass"] = (freedom + 3.0) * self._thermal(state, evaluate) * self._tau**2 / 3.0
         state.system_state["cell_momentum"] = torch.zeros(state.n_systems, 3, 3, dtype=torch.float64)
+
+    def resume(self, state: DynamicsState, before: Mapping[str, Any]) -> None:
+        """The cell's mass is that of the present ``tau``; the cell goes on at the rate at which it moves."""
+        self._scale_mass(state, (self.tau_cell / before["tau_cell_fs"]) ** 2)
+
+    @staticmethod
+    def _scale_mass(state: DynamicsState, ratio: float) -> None:
+        if ratio != 1.0:
+            inner = state.system_state
+            inner["cell_mass"] = host(inner["cell_mass"]) * ratio
+            inner["cell_momentum"] = host(inner["cell_momentum"]) * ratio
 
     def _thermal(self, state: DynamicsState, evaluate: Evaluator) -> Tensor:
         """(n_systems,) k T in eV, for the cell's mass."""
@@ -153,6 +165,7 @@ class NPH(BaseDynamics):
             "pressure_GPa": self.pressure,
             "tau_cell_fs": self.tau_cell,
             "mode": self.modes.mode,
+            "axes": list(self.modes.axes),
         }
 
 
@@ -169,6 +182,8 @@ class NPT(NPH):
         chain_length: links of each chain.
         substeps: divides the chains' time steps.
     """
+
+    must_agree = (*NPH.must_agree, "chain_length")
 
     def __init__(
         self,
@@ -199,6 +214,11 @@ class NPT(NPH):
         super().initialise(state, evaluate)
         state.system_state["thermostat"] = self.chain.at_rest(state.n_systems)
         state.system_state["cell_thermostat"] = self.cell_chain.at_rest(state.n_systems)
+
+    def resume(self, state: DynamicsState, before: Mapping[str, Any]) -> None:
+        """As `NPH.resume`; the mass is that of the present temperature, too."""
+        super().resume(state, before)
+        self._scale_mass(state, self.temperature / before["temperature_K"])
 
     def _thermal(self, state: DynamicsState, evaluate: Evaluator) -> Tensor:
         return torch.full((state.n_systems,), self.thermal, dtype=torch.float64)
@@ -236,4 +256,8 @@ class NPT(NPH):
         return super().conserved(state, kinetic) + chains.to(kinetic.device)
 
     def parameters(self) -> dict[str, Any]:
-        return super().parameters() | {"temperature_K": self.temperature, "tau_fs": self.tau}
+        return super().parameters() | {
+            "temperature_K": self.temperature,
+            "tau_fs": self.tau,
+            "chain_length": self.chain.length,
+        }

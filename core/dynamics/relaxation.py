@@ -28,6 +28,7 @@ class Relaxation(BaseDynamics):
     """
 
     kinetic = False
+    must_agree = ("cell", "pressure_GPa")  # coordinates and forces that are in the state
 
     def __init__(self, fmax: float = 0.05, cell: CellRelaxation | str | None = None) -> None:
         who = type(self).__name__
@@ -86,7 +87,7 @@ class Relaxation(BaseDynamics):
 
     def parameters(self) -> dict[str, Any]:
         out: dict[str, Any] = {"dynamics": type(self).__name__, "fmax_eV_per_A": self.fmax}
-        return out if self.cell is None else out | {"cell": self.cell.kind, "pressure_GPa": self.cell.pressure}
+        return out | ({} if self.cell is None else self.cell.parameters())
 
 
 def longest(state: DynamicsState, vectors: Tensor) -> Tensor:
