@@ -20,7 +20,7 @@ from nvdd.dynamics.sharded_batch import WHOLE, ShardedBatch
 from nvdd.dynamics.state import DynamicsState
 from nvdd.errors import InputError
 
-_VERSION = "1"
+_VERSION = "2"
 _DICTIONARIES = ("system_fields", "system_state")
 
 

@@ -88,6 +88,7 @@ class DomainParallel:
         self.batch: ShardedBatch | None = None
         self.want_stress_at: int | None = None
         self._started = self._restarted = False
+        self._origin = (0, 0.0)  # step and fs from which this run counts its time
         self._failure: Exception | None = None
         self._waited = self._since = 0.0
         self._closed = False
@@ -198,6 +199,7 @@ class DomainParallel:
     def _adopt(self, batch: ShardedBatch, restarted: bool = False) -> ShardedBatch:
         """Atoms in blocks become those of domains."""
         self.batch, self._started, self._restarted = batch, False, restarted
+        self._origin = (batch.state.step, batch.state.time)
         self.migration.divide(batch.state)
         self.graph.build(batch.state, self.migration.domains)
         return batch
@@ -255,6 +257,8 @@ class DomainParallel:
         self.evaluate.want_stress = any(hook.needs_stress for hook in due) or state.step + 1 == self.want_stress_at
         self.dynamics.step(state, self.evaluate)
         state.step += 1
+        first, begun = self._origin
+        state.time = begun + (state.step - first) * self.dynamics.timestep  # a running sum would gather rounding errors
         self._call(due)
 
     def _migrate(self) -> None:

@@ -127,7 +127,7 @@ class Observation:
             pressure = (total.diagonal(dim1=1, dim2=2).sum(1) / 3.0).cpu()
         return cls(
             step=state.step,
-            time=state.step * run.dynamics.timestep,
+            time=state.time,
             energy=state.energy.cpu(),
             kinetic=kinetic.cpu(),
             conserved=run.dynamics.conserved(state, kinetic).cpu(),

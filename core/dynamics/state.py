@@ -41,6 +41,7 @@ class DynamicsState:
         energy: (n_systems,) eV.
         stress: (n_systems, 3, 3) eV/A^3, potential part, positive = tension; None if it was not asked for.
         step: steps done so far.
+        time: fs, of all steps so far, which may have had different lengths.
         node_fields, system_fields: further inputs of the model.
         node_state: per-atom tensors (n, ...) of the integrator: they move with their atoms and are checkpointed.
         system_state: per-system tensors (n_systems, ...) of the integrator (thermostat chains, cell momenta), the same
@@ -64,6 +65,7 @@ class DynamicsState:
     stress: Tensor | None = None
     fix_com: bool = False
     step: int = 0
+    time: float = 0.0
     node_fields: dict[str, Tensor] = field(default_factory=dict)
     system_fields: dict[str, Tensor] = field(default_factory=dict)
     node_state: dict[str, Tensor] = field(default_factory=dict)
@@ -154,7 +156,7 @@ class DynamicsState:
         """A copy at step 0 without what an integrator has put into it."""
         copied = {f.name: getattr(self, f.name) for f in fields(self)}
         copied = {name: value.clone() if isinstance(value, Tensor) else value for name, value in copied.items()}
-        empty = {"node_state": {}, "system_state": {}, "step": 0, "stress": None}
+        empty = {"node_state": {}, "system_state": {}, "step": 0, "time": 0.0, "stress": None}
         own = {"node_fields": dict(self.node_fields), "system_fields": dict(self.system_fields)}
         return DynamicsState(**(copied | empty | own))
 

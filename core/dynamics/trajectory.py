@@ -70,7 +70,7 @@ class Trajectory(Hook):
         if rows is not None:
             frame = {name: value.numpy() for name, value in rows.items()}
             cell = run.state.cell[0].cpu().numpy()
-            self._writer.write(run.state.step, run.dynamics.timestep, cell, float(run.state.energy[0]), frame)
+            self._writer.write(run.state.step, run.state.time, cell, float(run.state.energy[0]), frame)
 
     def close(self) -> None:
         """Closes the file."""
@@ -91,13 +91,13 @@ class _ExtendedXYZ:
     def check() -> None:
         pass
 
-    def write(self, step: int, timestep: float, cell: np.ndarray, energy: float, frame: dict[str, np.ndarray]) -> None:
+    def write(self, step: int, time: float, cell: np.ndarray, energy: float, frame: dict[str, np.ndarray]) -> None:
         from ase import Atoms
         from ase.calculators.singlepoint import SinglePointCalculator
         from ase.io.extxyz import write_extxyz
 
         atoms = Atoms(frame["atomic_numbers"], frame["positions"], cell=cell, pbc=self._pbc)
-        atoms.info |= {"step": step, "time_fs": step * timestep}
+        atoms.info |= {"step": step, "time_fs": time}
         if "velocities" in frame:
             atoms.set_momenta(frame["velocities"] * frame["masses"][:, None])
         atoms.calc = SinglePointCalculator(
@@ -179,7 +179,7 @@ class _H5MD:
         element.create_dataset("step", (0,), "i8", maxshape=(None,), chunks=(256,))
         element.create_dataset("time", (0,), "f8", maxshape=(None,), chunks=(256,)).attrs["unit"] = "fs"
 
-    def write(self, step: int, timestep: float, cell: np.ndarray, energy: float, frame: dict[str, np.ndarray]) -> None:
+    def write(self, step: int, time: float, cell: np.ndarray, energy: float, frame: dict[str, np.ndarray]) -> None:
         from nvdd.dynamics.state import FS
 
         group = self._file["particles/all"]
@@ -188,7 +188,7 @@ class _H5MD:
             group["mass"] = frame["masses"]
         values = [frame[name] * (FS if name == "velocities" else 1.0) for name in self._fields] + [cell, energy]
         for element, value in zip(self._series, values, strict=True):
-            for name, entry in (("value", value), ("step", step), ("time", step * timestep)):
+            for name, entry in (("value", value), ("step", step), ("time", time)):
                 element[name].resize(self._n + 1, axis=0)
                 element[name][self._n] = entry
         self._n += 1

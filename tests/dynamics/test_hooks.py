@@ -119,6 +119,23 @@ def test_logs_and_trajectories_go_on_from_a_checkpoint(tmp_path):
         assert len(file["observables/potential_energy/value"]) == 9
 
 
+def test_time_goes_on_from_a_checkpoint_with_another_timestep(tmp_path):
+    make = lambda: [
+        CSVLog(tmp_path / "log.csv", 1),
+        Trajectory(tmp_path / "frames.extxyz", 1),
+        Trajectory(tmp_path / "frames.h5", 1),
+        Checkpoint(tmp_path / "run.ckpt", 1),
+    ]
+    run(make(), 2, timestep=2.0)
+    run(make(), 2, timestep=0.5, path=str(tmp_path / "run.ckpt"))
+    expected = [0.0, 2.0, 4.0, 4.5, 5.0]
+    with open(tmp_path / "log.csv", newline="") as file:
+        assert [float(line["time_fs"]) for line in csv.DictReader(file)] == expected
+    assert [frame.info["time_fs"] for frame in ase.io.read(tmp_path / "frames.extxyz", ":")] == expected
+    with h5py.File(tmp_path / "frames.h5") as file:
+        assert file["particles/all/position/time"][:].tolist() == expected
+
+
 def test_table_and_progress():
     text = io.StringIO()
     run([TableLog(2, console=Console(file=text, width=200)), ProgressBar(6)])
