@@ -42,6 +42,7 @@ class DomainParallel:
     Attributes:
         batch: the `ShardedBatch` in hand; None before `partition`.
         comm: the ranks.
+        restarted: whether the state came from a checkpoint, integrator and all.
         want_stress_at: number of a step after which the stress is wanted, beside those for which a hook needs it.
 
     Example::
@@ -87,7 +88,8 @@ class DomainParallel:
         self.evaluate = _RankEvaluator(dynamics, self._compute, self.comm)
         self.batch: ShardedBatch | None = None
         self.want_stress_at: int | None = None
-        self._started = self._restarted = False
+        self.restarted = self._started = False
+        self._opened: list[Hook] = []
         self._origin = (0, 0.0)  # step and fs from which this run counts its time
         self._failure: Exception | None = None
         self._waited = self._since = 0.0
@@ -198,7 +200,8 @@ class DomainParallel:
 
     def _adopt(self, batch: ShardedBatch, restarted: bool = False) -> ShardedBatch:
         """Atoms in blocks become those of domains."""
-        self.batch, self._started, self._restarted = batch, False, restarted
+        self.batch, self.restarted = batch, restarted
+        self._started, self._opened = False, []
         self._origin = (batch.state.step, batch.state.time)
         self.migration.divide(batch.state)
         self.graph.build(batch.state, self.migration.domains)
@@ -235,16 +238,19 @@ class DomainParallel:
         state = self.state
         if self._started:
             return
-        self._started = True
-        for hook in self.hooks:
+        # after an error this can be called again: what is open stays open
+        for hook in [hook for hook in self.hooks if hook not in self._opened]:
             self._guarded(hook.open, self)
-        self._settle()
-        if self._restarted:  # forces and the integrator's state came with the atoms; the last run has logged them
+            self._settle()
+            self._opened.append(hook)
+        if self.restarted:  # forces and the integrator's state came with the atoms; the last run has logged them
+            self._started = True
             return
         due = self._due(state.step)
         self.evaluate.want_stress = any(hook.needs_stress for hook in due)
         self.evaluate(state)
         self.dynamics.initialise(state, self.evaluate)
+        self._started = True
         self._call(due)
 
     def step(self) -> None:
