@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nvdd.communicator import Communicator
@@ -91,6 +92,7 @@ class DomainParallel:
         self.restarted = self._started = False
         self._opened: list[Hook] = []
         self._origin = (0, 0.0)  # step and fs from which this run counts its time
+        self._stopped = False
         self._failure: Exception | None = None
         self._waited = self._since = 0.0
         self._closed = False
@@ -226,12 +228,18 @@ class DomainParallel:
         if steps < 0:
             raise InputError(f"the number of steps must be zero or more, got {steps}")
         self.start()
+        self._agree_to_stop()  # what was set between two runs counts, too
         for _ in range(steps):
-            if self.dynamics.is_converged(self.state) or any(hook.stops for hook in self.hooks):
+            if self.over:
                 break
             self.step()
         self._settle()
         return self.dynamics.is_converged(self.state)
+
+    @property
+    def over(self) -> bool:
+        """Whether the dynamics has converged, or a hook ends the run; the same on every rank."""
+        return self._stopped or self.dynamics.is_converged(self.state)
 
     def start(self) -> None:
         """Computes the first forces, and calls the hooks for the state before the first step; once."""
@@ -304,6 +312,12 @@ class DomainParallel:
         for hook in due:
             if hook.scope.runs_on(self.comm.rank):
                 self._guarded(hook, self, seen)
+        self._agree_to_stop()
+
+    def _agree_to_stop(self) -> None:
+        """One number: a hook that stops on one rank stops all, whatever the others found."""
+        mine = torch.tensor(any(hook.stops for hook in self.hooks), dtype=torch.int64, device=self.comm.message_device)
+        self._stopped = bool(self.comm.all_reduce(mine, "max", "stop"))
 
     def _guarded(self, function: Any, *arguments: Any) -> None:
         """What fails on one rank is kept until all ranks next talk, and then raised on all."""

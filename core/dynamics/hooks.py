@@ -40,7 +40,7 @@ class Hook:
         scope: `HookScope`.
         observes: whether it is given an `Observation`, which costs one message.
         needs_stress: whether the stress is computed for the steps at which it is called.
-        stops: True to end the run after this step; must be the same on every rank, so only in a GLOBAL hook.
+        stops: True to end the run after this step. One rank on which it is True is enough.
     """
 
     scope = HookScope.GLOBAL

@@ -236,7 +236,7 @@ class Guard(Hook):
 
 
 class StopWhen(Hook):
-    """Ends a run, in good order, when a condition holds.
+    """Ends a run, in good order, when a condition holds; on any of the ranks, if they don't agree.
 
     Args:
         condition: function of the `Observation`, for example ``lambda seen: seen.fmax.max() < 0.01``.

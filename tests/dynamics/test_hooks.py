@@ -148,6 +148,26 @@ def test_stop_when():
     assert made.state.step == 3
 
 
+class StopsAt(Hook):
+    """On one rank, or on those that call it."""
+
+    def __init__(self, scope: HookScope, step: int, rank: int | None = None) -> None:
+        super().__init__()
+        self.scope, self.step, self.rank = scope, step, rank
+
+    def __call__(self, run, seen) -> None:
+        self.stops = seen.step >= self.step and self.rank in (None, run.comm.rank)
+
+
+def stops_on_rank(comm: Communicator):
+    hooks = [StopsAt(HookScope.RANK_ZERO, 2), StopsAt(HookScope.LOCAL, 3, rank=1), StopsAt(HookScope.GLOBAL, 4, rank=0)]
+    return [run([hook], 10, comm=comm).state.step for hook in hooks]
+
+
+def test_a_hook_that_stops_on_one_rank_stops_all(ranks):
+    assert ranks.run(2, stops_on_rank, timeout=60.0) == [[2, 3, 4]] * 2
+
+
 def test_guards():
     with pytest.raises(NvddError, match=r"step 0: .* K, above max_temperature 50 K; use a timestep below 2 fs"):
         run([Guard(1, max_temperature=50.0)])
