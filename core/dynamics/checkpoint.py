@@ -46,7 +46,6 @@ def save_checkpoint(path: str | Path, batch: ShardedBatch, parameters: dict[str,
         value = getattr(batch.state, name)
         if name in _DICTIONARIES:
             tensors |= {f"systems.{name}.{key}": tensor.detach().cpu().contiguous() for key, tensor in value.items()}
-            plain["on_host"] = [key for key, tensor in value.items() if tensor.device.type == "cpu"]
         elif isinstance(value, torch.Tensor):
             tensors[f"systems.{name}"] = value.detach().cpu().contiguous()
         else:
@@ -57,6 +56,9 @@ def save_checkpoint(path: str | Path, batch: ShardedBatch, parameters: dict[str,
 
 def load_checkpoint(path: str | Path, comm: Communicator) -> tuple[ShardedBatch, dict[str, Any]]:
     """Atoms and the parameters of the dynamics; each rank reads its own block of rows.
+
+    All tensors come to the rank's device, whatever device wrote them; an integrator that computes with some of them on
+    the host brings them there (`nvdd.dynamics.host`).
 
     Raises:
         InputError: there is no such file, or it is no checkpoint.
@@ -78,7 +80,6 @@ def load_checkpoint(path: str | Path, comm: Communicator) -> tuple[ShardedBatch,
     mine = slice(n * comm.rank // comm.size, n * (comm.rank + 1) // comm.size)
     rows = {k.removeprefix("atoms."): file.get_slice(k)[mine].to(comm.device) for k in names if k.startswith("atoms.")}
     systems: dict[str, Any] = {"stress": None, **{name: {} for name in _DICTIONARIES}, **json.loads(header["plain"])}
-    on_host = systems.pop("on_host", [])  # where the integrator keeps them
     for name in names:
         kind, _, rest = name.partition(".")
         if kind != "systems":
@@ -86,7 +87,7 @@ def load_checkpoint(path: str | Path, comm: Communicator) -> tuple[ShardedBatch,
         where, _, key = rest.partition(".")
         value = file.get_tensor(name)
         if key:
-            systems[where][key] = value if key in on_host else value.to(comm.device)
+            systems[where][key] = value.to(comm.device)
         else:
             systems[where] = value.to(comm.device)
     state = DynamicsState(**{k: v for k, v in rows.items() if "." not in k}, **systems)

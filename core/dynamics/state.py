@@ -45,7 +45,8 @@ class DynamicsState:
         node_fields, system_fields: further inputs of the model.
         node_state: per-atom tensors (n, ...) of the integrator: they move with their atoms and are checkpointed.
         system_state: per-system tensors (n_systems, ...) of the integrator (thermostat chains, cell momenta), the same
-            on all ranks to the last bit because they are computed from reduced totals alone; checkpointed.
+            on all ranks to the last bit because they are computed from reduced totals alone; checkpointed. After a
+            restart they are on the device of the atoms, see `nvdd.dynamics.host`.
     """
 
     positions: Tensor

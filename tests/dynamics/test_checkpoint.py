@@ -147,6 +147,15 @@ def test_a_barostat_s_new_period_counts(tmp_path, wrote, other):
         torch.testing.assert_close(after["cell_mass"], fresh.state.system_state["cell_mass"], rtol=1e-12, atol=0.0)
 
 
+@pytest.mark.parametrize("name", INTEGRATORS)
+def test_everything_comes_to_the_rank_s_device(tmp_path, name):
+    """A checkpoint of a CPU read for another device; "meta" stands for a GPU. Nothing remembers where it was written."""
+    path = written(tmp_path / "run.ckpt", INTEGRATORS[name]())
+    state = load_checkpoint(path, Communicator(None, "meta"))[0].state
+    inner = {**state.system_state, **state.per_atom(), "energy": state.energy}
+    assert len(state.system_state) > 0 and {tensor.device.type for tensor in inner.values()} == {"meta"}
+
+
 def test_what_can_t_be_read(tmp_path):
     comm = Communicator(None)
     with pytest.raises(InputError, match="can't be read as a checkpoint"):
