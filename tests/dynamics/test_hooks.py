@@ -119,15 +119,52 @@ def test_logs_and_trajectories_go_on_from_a_checkpoint(tmp_path):
         assert len(file["observables/potential_energy/value"]) == 9
 
 
+def steps_in(folder) -> list[list[int]]:
+    """Of the log and both trajectories."""
+    with open(folder / "log.csv", newline="") as file:
+        found = [[int(line["step"]) for line in csv.DictReader(file)]]
+    found.append([frame.info["step"] for frame in ase.io.read(folder / "frames.extxyz", ":")])
+    with h5py.File(folder / "frames.h5") as file:
+        found.append(file["particles/all/position/step"][:].tolist())
+        assert len(file["observables/potential_energy/value"]) == len(found[-1])
+    return found
+
+
+def files(folder, every: int) -> list[Hook]:
+    hooks = [CSVLog(folder / "log.csv", 1), Trajectory(folder / "frames.extxyz", 1), Trajectory(folder / "frames.h5", 1)]
+    return [*hooks, Checkpoint(folder / "run.ckpt", every)]
+
+
+def test_files_are_cut_when_they_are_opened(tmp_path):
+    run(files(tmp_path, 2), 3)
+    run(files(tmp_path, 2), 0, path=str(tmp_path / "run.ckpt"))
+    assert steps_in(tmp_path) == [[0, 1, 2]] * 3
+
+
+def test_files_go_on_from_a_checkpoint_of_step_zero(tmp_path):
+    run(files(tmp_path, 100), 2)
+    run(files(tmp_path, 100), 3, path=str(tmp_path / "run.ckpt"))
+    assert steps_in(tmp_path) == [[0, 1, 2, 3]] * 3
+
+
+def test_a_log_is_there_at_any_moment_of_a_restart(tmp_path, monkeypatch):
+    """It is written under another name and renamed when it is whole."""
+    run(files(tmp_path, 2), 3)
+    text = (tmp_path / "log.csv").read_text()
+
+    def killed(*_) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as at:
+        at.setattr("os.replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(files(tmp_path, 2), 1, path=str(tmp_path / "run.ckpt"))
+    assert (tmp_path / "log.csv").read_text() == text
+
+
 def test_time_goes_on_from_a_checkpoint_with_another_timestep(tmp_path):
-    make = lambda: [
-        CSVLog(tmp_path / "log.csv", 1),
-        Trajectory(tmp_path / "frames.extxyz", 1),
-        Trajectory(tmp_path / "frames.h5", 1),
-        Checkpoint(tmp_path / "run.ckpt", 1),
-    ]
-    run(make(), 2, timestep=2.0)
-    run(make(), 2, timestep=0.5, path=str(tmp_path / "run.ckpt"))
+    run(files(tmp_path, 1), 2, timestep=2.0)
+    run(files(tmp_path, 1), 2, timestep=0.5, path=str(tmp_path / "run.ckpt"))
     expected = [0.0, 2.0, 4.0, 4.5, 5.0]
     with open(tmp_path / "log.csv", newline="") as file:
         assert [float(line["time_fs"]) for line in csv.DictReader(file)] == expected
