@@ -11,6 +11,7 @@ from typing import Any
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
+from nvdd.dynamics.checkpoint import check_folder
 from nvdd.dynamics.single import constraints_of
 from nvdd.errors import InputError, NvddError
 from nvdd.runtime.launcher import detect
@@ -202,8 +203,7 @@ class DistributedMD:
         """
         if steps < 0:
             raise InputError(f"the number of steps must be zero or more, got {steps}")
-        if self._backend is None:
-            raise NvddError("the ranks are closed; make a new DistributedMD, with restart= to go on from a checkpoint")
+        self._check_open()
         first, over = self.step, False
         intervals = [interval for _, interval in self._observers] + ([every] if progress else [])
         while self.step < first + steps and not over:
@@ -220,8 +220,12 @@ class DistributedMD:
                 function(self)
         self._take(self._answer)
         if self._checkpoint is not None:
-            self._backend.call("checkpoint", str(self._checkpoint))
+            self.save(self._checkpoint)
         return over
+
+    def _check_open(self) -> None:
+        if self._backend is None:
+            raise NvddError("the ranks are closed; make a new DistributedMD, with restart= to go on from a checkpoint")
 
     def _has_volume(self) -> bool:
         return self.atoms.cell.rank == 3
@@ -241,8 +245,17 @@ class DistributedMD:
         atoms.calc = SinglePointCalculator(atoms, **results)
 
     def save(self, path: str | Path) -> None:
-        """Writes a checkpoint."""
-        self._backend.call("checkpoint", str(Path(path).absolute()))
+        """Writes a checkpoint.
+
+        Raises:
+            InputError: it can't be written there; the run can go on.
+        """
+        path = Path(path).absolute()
+        check_folder(path)
+        self._check_open()
+        failure = self._backend.call("checkpoint", str(path))[0]
+        if failure is not None:
+            raise InputError(failure)
 
     def report(self) -> list[dict[str, Any]]:
         """For each rank: process id, device, atoms, evaluations, rebuilds, atoms that have arrived, seconds waited."""

@@ -160,10 +160,14 @@ class MDEngine:
                 self.arrays["atoms"][:, COLUMNS[name]] = rows[name].numpy()
             self.arrays["forces"][:] = rows["forces"].numpy()
 
-    def checkpoint(self, path: str) -> None:
-        """Writes a checkpoint."""
+    def checkpoint(self, path: str) -> str | None:
+        """Writes a checkpoint. Returns why it can't: an exception would end the ranks, and their run can go on."""
         self._phase("checkpoint")
-        save_checkpoint(path, self.run_of.batch, self.run_of.dynamics.parameters())
+        try:
+            save_checkpoint(path, self.run_of.batch, self.run_of.dynamics.parameters())
+        except InputError as error:
+            return str(error)
+        return None
 
     def report(self, _: Any = None) -> dict[str, Any]:
         """This rank's process, load and work."""

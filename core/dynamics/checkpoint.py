@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from nvdd.communicator import Communicator
+from nvdd.dynamics.failures import raise_together
 from nvdd.dynamics.hooks import Hook, HookScope
 from nvdd.dynamics.sharded_batch import WHOLE, ShardedBatch
 from nvdd.dynamics.state import DynamicsState
@@ -33,13 +34,26 @@ def save_checkpoint(path: str | Path, batch: ShardedBatch, parameters: dict[str,
     Args:
         path: of the file; by custom ``.ckpt``.
         batch: the atoms.
-        parameters: of the dynamics, to be read by people.
+        parameters: of the dynamics, to be compared by a restart.
+
+    Raises:
+        InputError: on every rank, if rank 0 can't write there. The run can go on.
     """
     rows = batch.gather_rows([name for name in batch.state.per_atom() if name != "ids"])
-    if rows is None:
-        return
+    failure = None
+    if rows is not None:
+        try:
+            _save(Path(path), rows, batch, parameters)
+        except Exception as error:
+            failure = error
+    raise_together(batch.comm, failure)
+
+
+def _save(path: Path, rows: dict[str, torch.Tensor], batch: ShardedBatch, parameters: dict[str, Any]) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    check_folder(path)
     tensors = {f"atoms.{name}": value.contiguous() for name, value in rows.items()}
     plain: dict[str, Any] = {}
     for name in WHOLE:
@@ -51,7 +65,10 @@ def save_checkpoint(path: str | Path, batch: ShardedBatch, parameters: dict[str,
         else:
             plain[name] = value
     header = {"nvdd_checkpoint": _VERSION, "plain": json.dumps(plain), "parameters": json.dumps(parameters)}
-    write_whole(Path(path), lambda part: save_file(tensors, part, metadata=header))
+    try:
+        write_whole(path, lambda part: save_file(tensors, part, metadata=header))
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"no checkpoint can be written to {path}: {error}") from error
 
 
 def load_checkpoint(path: str | Path, comm: Communicator) -> tuple[ShardedBatch, dict[str, Any]]:
@@ -128,7 +145,7 @@ class Checkpoint(Hook):
         every: steps.
 
     Raises:
-        InputError: when the run starts, if the folder is not there.
+        InputError: when the run starts, if the folder is not there; later, if the file can't be written.
     """
 
     scope = HookScope.GLOBAL
@@ -137,7 +154,6 @@ class Checkpoint(Hook):
     def __init__(self, path: str | Path, every: int = 1000) -> None:
         super().__init__(every)
         self.path = Path(path)
-        self._written = -1
 
     def open(self, run: Any) -> None:
         """Looks whether the file can be written, before anything is computed."""
@@ -145,9 +161,7 @@ class Checkpoint(Hook):
             check_folder(self.path)
 
     def __call__(self, run: Any, seen: Any) -> None:
-        if run.state.step != self._written:
-            save_checkpoint(self.path, run.batch, run.dynamics.parameters())
-            self._written = run.state.step
+        save_checkpoint(self.path, run.batch, run.dynamics.parameters())
 
 
 def check_folder(path: Path) -> None:

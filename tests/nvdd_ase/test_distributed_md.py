@@ -16,7 +16,7 @@ from ase.constraints import FixAtoms, FixBondLength, FixCom
 from ase.md.verlet import VelocityVerlet
 
 from launching import MPIRUN, run
-from nvdd import NPT, NVE, InputError, Langevin, NoseHoover, RankError
+from nvdd import NPT, NVE, InputError, Langevin, NoseHoover, NvddError, RankError
 from nvdd_ase import DistributedMD, NVDDCalculator
 
 LJ = {"epsilon": {"Ar": 0.0104, "Ne": 0.0031}, "sigma": {"Ar": 3.4, "Ne": 2.8}, "cutoff": 6.5, "mixing": "arithmetic"}
@@ -91,6 +91,21 @@ def test_a_word_and_its_object_treat_the_momentum_alike(word):
         np.testing.assert_allclose(left, np.abs(drift), rtol=1e-9)
     else:
         assert (left < 1e-9).all() == (word != "langevin")
+
+
+def test_a_checkpoint_that_can_t_be_written_is_an_error_and_the_run_goes_on(tmp_path):
+    (tmp_path / "taken.ckpt" / "inside").mkdir(parents=True)
+    with md(crystal(), 2) as run:
+        with pytest.raises(InputError, match="can't be written: there is no folder"):
+            run.save(tmp_path / "none" / "run.ckpt")
+        with pytest.raises(InputError, match=r"no checkpoint can be written to .*taken.ckpt: .*directory"):
+            run.save(tmp_path / "taken.ckpt")
+        assert os.listdir(tmp_path) == ["taken.ckpt"]
+        run.run(2)
+        run.save(tmp_path / "run.ckpt")
+        assert run.step == 2 and (tmp_path / "run.ckpt").is_file()
+    with pytest.raises(NvddError, match="the ranks are closed"):
+        run.save(tmp_path / "run.ckpt")
 
 
 def test_what_is_refused():
