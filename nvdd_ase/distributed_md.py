@@ -195,7 +195,7 @@ class DistributedMD:
 
         Args:
             steps: number of steps.
-            progress: called as ``progress(steps done in this run, record)`` every ``every`` steps.
+            progress: called as ``progress(steps done in this run, record)`` every ``every`` steps, and after the last.
             every: see ``progress``.
 
         Returns:
@@ -204,16 +204,21 @@ class DistributedMD:
         if steps < 0:
             raise InputError(f"the number of steps must be zero or more, got {steps}")
         self._check_open()
-        first, over = self.step, False
-        intervals = [interval for _, interval in self._observers] + ([every] if progress else [])
-        while self.step < first + steps and not over:
-            ends = [(self.step // interval + 1) * interval for interval in intervals] + [first + steps]
-            target = min(ends)
+        if progress and every < 1:
+            raise InputError(f"every must be at least 1, got {every}")
+        first = shown = self.step
+        last, ended = first + steps, False
+        while not ended:  # once at least: without steps, too, the stress is wanted
+            ends = [(self.step // interval + 1) * interval for _, interval in self._observers]
+            ends += [shown + every] if progress else []
+            target = min([*ends, last])
             answer = self._backend.call("advance", {"steps": target - self.step, "stress": self._has_volume()})[0]
-            self._answer, over = answer, answer["over"]
-            if progress:
+            moved, self._answer = answer["step"] > self.step, answer
+            ended = answer["over"] or self.step == last
+            if progress and self.step > shown and (ended or self.step == shown + every):
+                shown = self.step
                 progress(self.step - first, self.record)
-            due = [f for f, interval in self._observers if self.step % interval == 0]
+            due = [f for f, interval in self._observers if moved and self.step % interval == 0]
             if due:
                 self._take(answer)
             for function in due:
@@ -221,7 +226,7 @@ class DistributedMD:
         self._take(self._answer)
         if self._checkpoint is not None:
             self.save(self._checkpoint)
-        return over
+        return self._answer["over"]
 
     def _check_open(self) -> None:
         if self._backend is None:

@@ -130,14 +130,15 @@ class MDEngine:
         return DynamicsState.from_batch(batch, table[:, COLUMNS["masses"]], velocities, fixed, payload["fix_com"])
 
     def advance(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Makes ``steps`` steps. Returns what `observe` does, and whether the run is over."""
+        """Makes ``steps`` steps, none for 0. Returns what `observe` does, and whether the run is over."""
         self._phase("dynamics")
         run = self.run_of
         target = run.state.step + payload["steps"]
         run.want_stress_at = target if payload["stress"] else None
-        converged = run.run(payload["steps"])
-        stopped = run.state.step < target
-        return {"step": run.state.step, "over": converged or stopped, **self.observe()}
+        run.run(payload["steps"])
+        if payload["stress"]:  # it may have ended before the target
+            run.compute_stress()
+        return {"step": run.state.step, "over": run.over, **self.observe()}
 
     def observe(self, _: Any = None) -> dict[str, Any]:
         """Totals over all atoms: a record as in the log, cell (3, 3), energy and stress (3, 3) or None."""

@@ -275,6 +275,13 @@ class DomainParallel:
         state.time = begun + (state.step - first) * self.dynamics.timestep  # a running sum would gather rounding errors
         self._call(due)
 
+    def compute_stress(self) -> None:
+        """Brings ``state.stress`` of the present positions about, if the last step did not. Every rank calls it at once."""
+        self.start()
+        if self.state.stress is None:
+            self.evaluate.want_stress = True
+            self.evaluate(self.state)
+
     def _migrate(self) -> None:
         """Between steps, so that an integrator sees the same atoms throughout a step."""
         state = self.state

@@ -16,7 +16,8 @@ from ase.constraints import FixAtoms, FixBondLength, FixCom
 from ase.md.verlet import VelocityVerlet
 
 from launching import MPIRUN, run
-from nvdd import NPT, NVE, InputError, Langevin, NoseHoover, NvddError, RankError
+from nvdd import FIRE, NPT, NVE, InputError, Langevin, NoseHoover, NvddError, RankError
+from nvdd.dynamics.logs import StopWhen
 from nvdd_ase import DistributedMD, NVDDCalculator
 
 LJ = {"epsilon": {"Ar": 0.0104, "Ne": 0.0031}, "sigma": {"Ar": 3.4, "Ne": 2.8}, "cutoff": 6.5, "mixing": "arithmetic"}
@@ -91,6 +92,37 @@ def test_a_word_and_its_object_treat_the_momentum_alike(word):
         np.testing.assert_allclose(left, np.abs(drift), rtol=1e-9)
     else:
         assert (left < 1e-9).all() == (word != "langevin")
+
+
+ENDS = {
+    "without steps": ({}, 0, 0),
+    "converged": ({"ensemble": FIRE(fmax=100.0)}, 5, 0),
+    "stopped": ({"hooks": [StopWhen(lambda seen: seen.step >= 2)]}, 5, 2),
+    "stopped at the last step": ({"hooks": [StopWhen(lambda seen: seen.step >= 2)]}, 2, 2),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_stress_is_there_however_a_run_ends(end):
+    options, steps, done = ENDS[end]
+    atoms = crystal()
+    with md(atoms, **options) as run:
+        assert run.run(steps) is (end != "without steps") and run.step == done
+        expected = atoms.copy()
+    with NVDDCalculator("lj", model_options=LJ, device="cpu") as calculator:
+        expected.calc = calculator
+        assert np.abs(atoms.get_stress() - expected.get_stress()).max() < 1e-14
+
+
+def test_progress_and_observers_have_intervals_of_their_own():
+    shown, attached = [], []
+    with md(crystal()) as run:
+        run.attach(lambda run: attached.append(run.step))
+        run.run(2)
+        run.run(12, lambda done, record: shown.append((done, record["step"])), every=5)
+        with pytest.raises(InputError, match="every must be at least 1, got 0"):
+            run.run(1, print, every=0)
+    assert attached == list(range(1, 15)) and shown == [(5, 7), (10, 12), (12, 14)]
 
 
 def test_a_checkpoint_that_can_t_be_written_is_an_error_and_the_run_goes_on(tmp_path):
