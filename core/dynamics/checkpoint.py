@@ -80,18 +80,7 @@ def load_checkpoint(path: str | Path, comm: Communicator) -> tuple[ShardedBatch,
     Raises:
         InputError: there is no such file, or it is no checkpoint.
     """
-    from safetensors import SafetensorError, safe_open
-
-    path = Path(path)
-    try:
-        file = safe_open(path, framework="pt")
-        header = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"{path} can't be read as a checkpoint ({error}); give the file that a run with --checkpoint wrote"
-        ) from error
-    if header.get("nvdd_checkpoint") != _VERSION:
-        raise InputError(f"{path} is no checkpoint of this version of nvdd (it says {header.get('nvdd_checkpoint')!r})")
+    file, header = _open(Path(path))
     names = list(file.keys())
     n = file.get_slice("atoms.ids").get_shape()[0]
     mine = slice(n * comm.rank // comm.size, n * (comm.rank + 1) // comm.size)
@@ -110,6 +99,31 @@ def load_checkpoint(path: str | Path, comm: Communicator) -> tuple[ShardedBatch,
     state = DynamicsState(**{k: v for k, v in rows.items() if "." not in k}, **systems)
     state.set_per_atom({k: v for k, v in rows.items() if "." in k})
     return ShardedBatch(state, comm), json.loads(header["parameters"])
+
+
+def read_parameters(path: str | Path) -> dict[str, Any]:
+    """The parameters of the dynamics that wrote a checkpoint.
+
+    Raises:
+        InputError: as `load_checkpoint`.
+    """
+    return json.loads(_open(Path(path))[1]["parameters"])
+
+
+def _open(path: Path) -> tuple[Any, dict[str, str]]:
+    """The file, and its header."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file = safe_open(path, framework="pt")
+        header = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{path} can't be read as a checkpoint ({error}); give the file that a run with --checkpoint wrote"
+        ) from error
+    if header.get("nvdd_checkpoint") != _VERSION:
+        raise InputError(f"{path} is no checkpoint of this version of nvdd (it says {header.get('nvdd_checkpoint')!r})")
+    return file, header
 
 
 def write_whole(path: Path, write: Any) -> None:

@@ -207,6 +207,7 @@ class DomainParallel:
         self._origin = (batch.state.step, batch.state.time)
         self.migration.divide(batch.state)
         self.graph.build(batch.state, self.migration.domains)
+        self._set_clock()
         return batch
 
     @property
@@ -291,6 +292,9 @@ class DomainParallel:
             load = (now - self._since) - (waited - self._waited)
         self.migration.migrate(state, load)
         self.graph.build(state, self.migration.domains)
+        self._set_clock()
+
+    def _set_clock(self) -> None:
         self._since, self._waited = time.perf_counter(), self.comm.waited
 
     def _compute(self, state: DynamicsState, stress: bool) -> tuple[Tensor, Tensor, Tensor | None]:

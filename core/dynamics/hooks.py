@@ -87,7 +87,7 @@ class Observation:
         pressure: eV/A^3, with the kinetic part; None if no stress was computed or a system is not periodic in 3D.
         stress: (n_systems, 3, 3) eV/A^3, potential part, or None.
         volume: A^3.
-        density: g/cm^3; of the atoms that move.
+        density: g/cm^3.
         fmax: eV/A, the largest force.
         owned: (n_ranks,) atoms of each rank.
     """
@@ -115,6 +115,7 @@ class Observation:
         """One message; every rank calls it at once."""
         state, comm = run.state, run.comm
         parts = [kinetic_tensor(state).reshape(-1), largest_force(state)]
+        parts.append(state.sum_systems(state.masses))
         parts.append(torch.tensor([len(state.ids)], dtype=torch.float64, device=state.positions.device))
         everyone = comm.all_gather(torch.cat(parts), "observation")
         n = state.n_systems
@@ -135,7 +136,7 @@ class Observation:
             pressure=pressure,
             stress=None if state.stress is None else state.stress.cpu(),
             volume=volume.cpu(),
-            density=(state.total_mass / volume * 1.66053906660).cpu(),
+            density=(everyone[:, 10 * n : 11 * n].sum(0) / volume * 1.66053906660).cpu(),
             fmax=everyone[:, 9 * n : 10 * n].amax(0).cpu(),
             owned=everyone[:, -1].to(torch.int64).cpu(),
         )

@@ -9,6 +9,7 @@ import ase.io
 import h5py
 import numpy as np
 import pytest
+import torch
 from ase import units
 from rich.console import Console
 
@@ -83,6 +84,15 @@ def test_an_observation_is_what_ase_says():
     assert float(seen.pressure) == pytest.approx(float(((kinetic - expected.stress) * full).sum() / 3), rel=1e-11)
     assert float(seen.density) == pytest.approx(atoms.get_masses().sum() / atoms.get_volume() / 0.602214076, rel=1e-8)
     assert float(seen.fmax) == pytest.approx(np.linalg.norm(expected.forces, axis=1).max(), rel=1e-11)
+
+
+def test_fixed_atoms_count_in_the_density():
+    atoms, hook = md.hot_argon((2, 2, 2)), Sees(1, HookScope.GLOBAL)
+    made = DomainParallel(NVE(1.0), parity.wrapper("lj"), DomainConfig(mesh=ONE), [hook])
+    made.partition(Batch.from_atoms(atoms), fixed=torch.arange(len(atoms)) < 20)
+    made.run(0)
+    expected = atoms.get_masses().sum() / atoms.get_volume() / 0.602214076
+    assert float(hook.seen[0].density) == pytest.approx(expected, rel=1e-8)
 
 
 def test_logs_and_trajectories_go_on_from_a_checkpoint(tmp_path):
