@@ -14,6 +14,7 @@ import parity
 from nvdd import (
     CSVR,
     FIRE,
+    FIRE2,
     LBFGS,
     NPH,
     NPT,
@@ -23,6 +24,7 @@ from nvdd import (
     InputError,
     Langevin,
     NoseHoover,
+    VelocityRescale,
 )
 from nvdd.communicator import Communicator
 from nvdd.dynamics.cell_relaxation import CellRelaxation
@@ -34,7 +36,12 @@ INTEGRATORS = {
     "Langevin": lambda: Langevin(4.0, temperature=120.0, friction=0.005, seed=3),
     "NoseHoover": lambda: NoseHoover(4.0, temperature=120.0),
     "CSVR": lambda: CSVR(4.0, temperature=120.0, tau=100.0, seed=3),
+    "VelocityRescale": lambda: VelocityRescale(4.0, temperature=120.0, interval=3),
+    "NPH": lambda: NPH(4.0, tau=400.0, mode="aniso"),
     "NPT": lambda: NPT(4.0, temperature=120.0, pressure=0.0, mode="full"),
+    "FIRE": lambda: FIRE(1e-9, "frechet"),
+    "FIRE2": lambda: FIRE2(1e-9),
+    "LBFGS": lambda: LBFGS(1e-9, "unit", memory=5),
 }
 
 
@@ -58,9 +65,10 @@ def assert_same(whole, second, steps: int) -> None:
 
 @pytest.mark.parametrize("name", INTEGRATORS)
 def test_from_three_ranks_to_two(ranks, tmp_path, name):
-    whole, _, second = halves(ranks, tmp_path, INTEGRATORS[name], 24)
-    assert_same(whole, second, 24)
-    assert second[0]["evaluations"] == 12, "forces come with the checkpoint"
+    whole, _, second = halves(ranks, tmp_path, INTEGRATORS[name], 16)
+    assert_same(whole, second, 16)
+    if name != "FIRE2":  # which evaluates again after steps that it takes back
+        assert second[0]["evaluations"] == 8, "forces come with the checkpoint"
 
 
 @pytest.mark.slow
