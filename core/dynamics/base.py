@@ -126,7 +126,8 @@ class Evaluator:
 
         Args:
             state: positions and cell may have changed since the last call.
-            names: scalars and maxima to combine over all atoms in the same message; computed with the new forces.
+            names: scalars and maxima to combine over all atoms, computed with the new forces; in the same message, but
+                in one of their own where ``state.fix_com`` holds, since the forces are known after the first.
 
         Returns:
             (n_systems, ...) totals by name, the same on every rank to the last bit.
@@ -137,13 +138,16 @@ class Evaluator:
         state.forces = forces * state.free
         shares = {"energy": energy}
         if state.fix_com:
-            shares["force"] = state.sum_systems(state.forces)
+            weights = torch.ones_like(state.masses) if self.dynamics.kinetic else state.masses
+            shares["com"] = _com_share(state, weights)
         if virial is not None:
             shares["virial"] = virial
-        totals = self._combine(shares, state, names)
+        totals = self._combine(shares, state, () if state.fix_com else names)
         state.energy = totals.pop("energy")
         if state.fix_com:
-            state.forces = _without_total(state, totals.pop("force"))
+            state.forces = _com_held(state, totals.pop("com"))
+            if names:
+                totals |= self._combine({}, state, names)
         state.stress = totals.pop("virial") / state.volume[:, None, None] if virial is not None else None
         return totals
 
@@ -181,7 +185,17 @@ class Evaluator:
         }
 
 
-def _without_total(state: DynamicsState, total: Tensor) -> Tensor:
-    """Forces less each atom's share, by mass, of the total force (n_systems, 3) on its system."""
-    per_mass = state.of_atoms(total / state.total_mass.unsqueeze(1))
+def _com_share(state: DynamicsState, weights: Tensor) -> Tensor:
+    """(n_systems, 4) sums over the atoms at hand of w F and w m.
+
+    The centre of mass stays if the forces' effect on it is taken off: with masses in time (w = 1), or where forces are
+    the directions of an optimiser's steps (w = m, as ASE's FixCom has it: doi:10.1021/jp9722824, equations 3 and 7).
+    """
+    columns = torch.cat([state.forces, state.masses.unsqueeze(1)], 1)
+    return state.sum_systems(weights.unsqueeze(1) * columns)
+
+
+def _com_held(state: DynamicsState, totals: Tensor) -> Tensor:
+    """Forces less each atom's share, by mass; ``totals`` are those of `_com_share`."""
+    per_mass = state.of_atoms(totals[:, :3] / totals[:, 3:])
     return state.forces - state.masses.unsqueeze(1) * per_mass * state.free

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from nvdd.dynamics.checks import finite, positive
 from nvdd.dynamics.host import host, times
-from nvdd.dynamics.npt import GPA
-from nvdd.dynamics.state import DynamicsState
+from nvdd.dynamics.state import GPA, DynamicsState
 from nvdd.errors import InputError
 
 KINDS = ("frechet", "unit")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nvdd.dynamics.scalars import kinetic_tensor, largest_force
+from nvdd.dynamics.scalars import kinetic_tensor, longest
 from nvdd.dynamics.state import BOLTZMANN
 from nvdd.errors import InputError
 
@@ -114,7 +114,7 @@ class Observation:
     def of(cls, run: DomainParallel) -> Observation:
         """One message; every rank calls it at once."""
         state, comm = run.state, run.comm
-        parts = [kinetic_tensor(state).reshape(-1), largest_force(state)]
+        parts = [kinetic_tensor(state).reshape(-1), longest(state, state.forces)]
         parts.append(state.sum_systems(state.masses))
         parts.append(torch.tensor([len(state.ids)], dtype=torch.float64, device=state.positions.device))
         everyone = comm.all_gather(torch.cat(parts), "observation")

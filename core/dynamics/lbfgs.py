@@ -11,7 +11,8 @@ from nvdd.dynamics.base import Evaluator
 from nvdd.dynamics.cell_relaxation import CellRelaxation
 from nvdd.dynamics.checks import positive, whole
 from nvdd.dynamics.host import for_atoms, host
-from nvdd.dynamics.relaxation import Relaxation, bounded, longest, longest_row
+from nvdd.dynamics.relaxation import Relaxation, bounded, longest_row
+from nvdd.dynamics.scalars import longest
 from nvdd.dynamics.state import DynamicsState
 from nvdd.errors import InputError
 

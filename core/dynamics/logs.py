@@ -13,12 +13,12 @@ import torch
 
 from nvdd.dynamics.checkpoint import check_folder, write_whole
 from nvdd.dynamics.hooks import Hook, HookScope, Observation
+from nvdd.dynamics.state import GPA
 from nvdd.errors import InputError, NvddError
 
 if TYPE_CHECKING:
     from nvdd.dynamics.domain_parallel import DomainParallel
 
-GPA = 0.006241509125883258  # eV/A^3
 COLUMNS = (
     "step", "time_fs", "epot_eV", "ekin_eV", "etot_eV", "conserved_eV", "temperature_K", "pressure_GPa", "volume_A3",
     "density_g_cm3", "fmax_eV_per_A", "steps_per_s", "ns_per_day", "imbalance",

@@ -13,11 +13,9 @@ from nvdd.dynamics.chains import NoseHooverChain
 from nvdd.dynamics.checks import finite, moving, positive, relaxation_time, whole
 from nvdd.dynamics.host import host, scale_velocities, times
 from nvdd.dynamics.scalars import kinetic_tensor
-from nvdd.dynamics.state import BOLTZMANN, DynamicsState
+from nvdd.dynamics.state import BOLTZMANN, GPA, DynamicsState
 from nvdd.dynamics.strain import CellModes, Flow, flow
 from nvdd.errors import InputError
-
-GPA = 0.006241509125883258  # eV/A^3, as ase.units.GPa
 
 
 class NPH(BaseDynamics):

@@ -12,6 +12,7 @@ from nvdd.errors import InputError
 
 FS = 0.09822694788464063  # ASE's unit of time is A (amu/eV)^(1/2); 1 fs in it
 BOLTZMANN = 8.617330337217213e-05  # eV/K, as ase.units.kB
+GPA = 0.006241509125883258  # eV/A^3, as ase.units.GPa
 
 # per-atom tensors beside those in dictionaries
 _PER_ATOM = ("positions", "velocities", "forces", "masses", "atomic_numbers", "ids", "system", "fixed")
