@@ -156,9 +156,16 @@ class Evaluator:
         (n_systems,) eV and ``momentum`` (n_systems, 3) amu A/time."""
         return self._combine({}, state, names)
 
-    def remove_drift(self, state: DynamicsState) -> None:
-        """Takes the velocity of the centre of mass off every atom that moves; one message."""
+    def remove_drift(self, state: DynamicsState, systems: Tensor | None = None) -> None:
+        """Takes the velocity of the centre of mass off every atom that moves; one message.
+
+        Args:
+            state: ``state.velocities`` is set.
+            systems: (n_systems,) bool, of which; None for all.
+        """
         drift = self.reduce(state, "momentum")["momentum"] / state.total_mass.unsqueeze(1)
+        if systems is not None:
+            drift = drift * systems.unsqueeze(1)
         state.velocities = state.velocities - state.of_atoms(drift) * state.free
 
     def collect(self, share: Tensor) -> Tensor:
