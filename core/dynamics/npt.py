@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nvdd.dynamics.base import BaseDynamics, Evaluator
 from nvdd.dynamics.chains import NoseHooverChain
-from nvdd.dynamics.checks import finite, moving, positive, relaxation_time, whole
+from nvdd.dynamics.checks import finite, moving, not_at_rest, positive, relaxation_time, whole
 from nvdd.dynamics.host import host, scale_velocities, times
 from nvdd.dynamics.scalars import kinetic_tensor
 from nvdd.dynamics.state import BOLTZMANN, GPA, DynamicsState
@@ -34,8 +34,8 @@ class NPH(BaseDynamics):
     Args:
         timestep: fs.
         pressure: GPa.
-        tau: fs, period of the cell's oscillation. Default 1000 time steps. It sets the cell's mass, with the
-            temperature that the atoms have at the start.
+        tau: fs, sets the cell's mass W, with the temperature that the atoms have at the start. Default 1000 time steps.
+            The volume of a material of bulk modulus B swings with a period of about ``2 pi tau sqrt((N_f + 3) k T / 9 B V)``.
         mode: ``"iso"``: volume alone; ``"aniso"``: stretching along x, y and z; ``"full"``: all six strains.
         axes: for ``"aniso"``, along which of x, y, z. A slab's cell that must keep its height takes (True, True, False).
 
@@ -208,8 +208,13 @@ class NPT(NPH):
         return BOLTZMANN * self.temperature
 
     def initialise(self, state: DynamicsState, evaluate: Evaluator) -> None:
-        """Cell and chains begin at rest."""
+        """Cell and chains begin at rest.
+
+        Raises:
+            InputError: as `NPH`; a system is at rest, which the chain can't heat.
+        """
         super().initialise(state, evaluate)
+        not_at_rest("NPT", evaluate.reduce(state, "kinetic_energy")["kinetic_energy"])
         state.system_state["thermostat"] = self.chain.at_rest(state.n_systems)
         state.system_state["cell_thermostat"] = self.cell_chain.at_rest(state.n_systems)
 
