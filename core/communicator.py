@@ -212,6 +212,7 @@ class Communicator:
             return value.detach().unsqueeze(0)
         for trace in active_traces():
             trace.reductions[site or "all_gather"] += 1
+            trace.bytes_reduced += value.numel() * value.element_size()
         with self._guard(f"gathering over ranks ({site})"):
             return torch.stack(self._all_gather(value.detach().contiguous())).to(value.device)
 

@@ -120,7 +120,7 @@ def md(
     checkpoint: CheckpointFile = None,
     checkpoint_interval: CheckpointInterval = 1000,
     restart: Restart = None,
-    seed: Annotated[int | None, typer.Option(help="Of velocities and noise; by default drawn.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of velocities and noise; by default drawn, or the checkpoint's.")] = None,
     index: Index = "-1",
     output: Annotated[
         Path | None,

@@ -42,6 +42,7 @@ def run_native(
     plot: Path | None,
 ) -> None:
     """The command, with its options as `nvdd md` has them."""
+    from nvdd.dynamics.checkpoint import read_parameters
     from nvdd_ase.distributed_md import DistributedMD
     from nvdd_ase.plots import check_plot, plot_md_log
 
@@ -53,7 +54,6 @@ def run_native(
         ("checkpoint-interval", checkpoint_interval, 1),
     ):
         given.check_count(name, value, least)
-    seed = secrets.randbelow(2**31) if seed is None else seed
     atoms = given.read_structure(file, index)
     output = output or Path(f"{file.stem}-md.extxyz")
     log = output.with_suffix(".csv")
@@ -64,6 +64,9 @@ def run_native(
         given.check_output("--plot", plot, file)
     if restart is not None and not restart.is_file():
         raise InputError(f"--restart {restart}: no such file")
+    if seed is None and restart is not None:
+        seed = read_parameters(restart).get("seed")  # the noise goes on as it was
+    seed = secrets.randbelow(2**31) if seed is None else seed
 
     report.say(f"structure   {file}: {len(atoms)} atoms, {atoms.get_chemical_formula()}")
     if restart is None:

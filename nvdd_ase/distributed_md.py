@@ -11,6 +11,7 @@ from typing import Any
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
+from nvdd.dynamics.checkpoint import check_folder
 from nvdd.dynamics.single import constraints_of
 from nvdd.errors import InputError, NvddError
 from nvdd.runtime.launcher import detect
@@ -43,8 +44,9 @@ class DistributedMD:
         checkpoint: file for checkpoints, written every ``checkpoint_interval`` steps and at the end of each `run`.
         restart: a checkpoint to go on from, of any number of ranks; ``atoms`` are moved there. Log and trajectory are
             kept up to its step, and appended to.
-        fix_com: hold the centre of mass. None: where atoms have ASE's ``FixCom``, and with a thermostat or barostat, unless
-            atoms are constrained or alone. ``nve`` keeps the momentum that the atoms have, ``langevin`` moves them all.
+        fix_com: hold the centre of mass. None: where atoms have ASE's ``FixCom``, and with a thermostat or barostat (an
+            integrator whose ``holds_com`` is true), unless atoms are constrained or alone. ``nve`` keeps the momentum
+            that the atoms have, ``langevin`` moves them all.
         hooks: more hooks, called on the ranks; they and their functions must be defined in a module.
         device, dtype, skin, model_options, balance, grid, start_timeout, timeout: as for `NVDDCalculator`.
 
@@ -93,15 +95,14 @@ class DistributedMD:
     ) -> None:
         self.atoms, self._backend = atoms, None
         self._checkpoint = None if checkpoint is None else Path(checkpoint).absolute()
-        by_name = isinstance(ensemble, str)
         self.dynamics = ensemble
-        if by_name:
+        if isinstance(ensemble, str):
             self.dynamics = make_dynamics(
                 ensemble, timestep=timestep, temperature=temperature, pressure=pressure, friction=friction, tau_t=tau_t,
                 tau_p=tau_p, npt_mode=npt_mode, seed=seed,
             )  # fmt: skip
         self._fixed, held = constraints_of(atoms)
-        free = not atoms.constraints and len(atoms) > 1 and self.dynamics.kinetic and ensemble not in ("nve", "langevin")
+        free = not atoms.constraints and len(atoms) > 1 and self.dynamics.holds_com
         self._fix_com = (held or free) if fix_com is None else fix_com
         draw = temperature is not None and self.dynamics.kinetic and not atoms.get_momenta().any()
         self._draw = (temperature, seed) if draw else None
@@ -166,12 +167,7 @@ class DistributedMD:
             "fix_com": self._fix_com,
             "draw": self._draw,
         }
-        answer = backend.call("begin", payload)[0]
-        if answer["n_atoms"] != len(atoms):
-            raise InputError(
-                f"{restart} has {answer['n_atoms']} atoms, and these are {len(atoms)}: give the structure from which that run began"
-            )
-        self._take(answer)
+        self._take(backend.call("begin", payload)[0])
 
     # -- the run
 
@@ -199,7 +195,7 @@ class DistributedMD:
 
         Args:
             steps: number of steps.
-            progress: called as ``progress(steps done in this run, record)`` every ``every`` steps.
+            progress: called as ``progress(steps done in this run, record)`` every ``every`` steps, and after the last.
             every: see ``progress``.
 
         Returns:
@@ -207,26 +203,34 @@ class DistributedMD:
         """
         if steps < 0:
             raise InputError(f"the number of steps must be zero or more, got {steps}")
-        if self._backend is None:
-            raise NvddError("the ranks are closed; make a new DistributedMD, with restart= to go on from a checkpoint")
-        first, over = self.step, False
-        intervals = [interval for _, interval in self._observers] + ([every] if progress else [])
-        while self.step < first + steps and not over:
-            ends = [(self.step // interval + 1) * interval for interval in intervals] + [first + steps]
-            target = min(ends)
+        self._check_open()
+        if progress and every < 1:
+            raise InputError(f"every must be at least 1, got {every}")
+        first = shown = self.step
+        last, ended = first + steps, False
+        while not ended:  # once at least: without steps, too, the stress is wanted
+            ends = [(self.step // interval + 1) * interval for _, interval in self._observers]
+            ends += [shown + every] if progress else []
+            target = min([*ends, last])
             answer = self._backend.call("advance", {"steps": target - self.step, "stress": self._has_volume()})[0]
-            self._answer, over = answer, answer["over"]
-            if progress:
+            moved, self._answer = answer["step"] > self.step, answer
+            ended = answer["over"] or self.step == last
+            if progress and self.step > shown and (ended or self.step == shown + every):
+                shown = self.step
                 progress(self.step - first, self.record)
-            due = [f for f, interval in self._observers if self.step % interval == 0]
+            due = [f for f, interval in self._observers if moved and self.step % interval == 0]
             if due:
                 self._take(answer)
             for function in due:
                 function(self)
         self._take(self._answer)
         if self._checkpoint is not None:
-            self._backend.call("checkpoint", str(self._checkpoint))
-        return over
+            self.save(self._checkpoint)
+        return self._answer["over"]
+
+    def _check_open(self) -> None:
+        if self._backend is None:
+            raise NvddError("the ranks are closed; make a new DistributedMD, with restart= to go on from a checkpoint")
 
     def _has_volume(self) -> bool:
         return self.atoms.cell.rank == 3
@@ -238,15 +242,25 @@ class DistributedMD:
         atoms = self.atoms
         atoms.set_cell(answer["cell"], scale_atoms=False)
         atoms.arrays["positions"][:] = self._table[:, COLUMNS["positions"]]
-        atoms.set_velocities(self._table[:, COLUMNS["velocities"]].copy())
+        momenta = self._table[:, COLUMNS["velocities"]] * self._table[:, COLUMNS["masses"], None]
+        atoms.set_momenta(momenta, apply_constraint=False)
         results = {"energy": answer["energy"], "free_energy": answer["energy"], "forces": self._forces.copy()}
         if answer["stress"] is not None and self._has_volume():
             results["stress"] = voigt(answer["stress"])
         atoms.calc = SinglePointCalculator(atoms, **results)
 
     def save(self, path: str | Path) -> None:
-        """Writes a checkpoint."""
-        self._backend.call("checkpoint", str(Path(path).absolute()))
+        """Writes a checkpoint.
+
+        Raises:
+            InputError: it can't be written there; the run can go on.
+        """
+        path = Path(path).absolute()
+        check_folder(path)
+        self._check_open()
+        failure = self._backend.call("checkpoint", str(path))[0]
+        if failure is not None:
+            raise InputError(failure)
 
     def report(self) -> list[dict[str, Any]]:
         """For each rank: process id, device, atoms, evaluations, rebuilds, atoms that have arrived, seconds waited."""

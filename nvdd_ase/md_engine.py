@@ -15,14 +15,18 @@ from nvdd.config import DomainConfig
 from nvdd.data import Batch
 from nvdd.dynamics.checkpoint import save_checkpoint
 from nvdd.dynamics.domain_parallel import DomainParallel
+from nvdd.dynamics.failures import raise_together
 from nvdd.dynamics.hooks import Observation
 from nvdd.dynamics.logs import Speed, record
 from nvdd.dynamics.state import DynamicsState
 from nvdd.dynamics.velocities import draw_velocities
+from nvdd.errors import InputError
 
 # columns of the shared array "atoms", by which atoms come to rank 0 and go back
 COLUMNS = {"positions": slice(0, 3), "velocities": slice(3, 6), "masses": 6, "numbers": 7, "fixed": 8}
 WIDTH = 9
+_COMPARED = {"atomic_numbers": "numbers", "masses": "masses", "fixed": "fixed"}  # of a restart: name -> column
+_SAME_STRUCTURE = "give the structure, and the settings of its centre of mass, from which that run began"
 
 
 class MDEngine:
@@ -86,12 +90,30 @@ class MDEngine:
         self._phase("partition")
         if payload["restart"]:
             run.restart(payload["restart"])
+            self._compare(payload)
         else:
             run.partition(self._state(payload) if self.comm.rank == 0 else None)
             if payload["draw"]:
                 draw_velocities(run.state, run.evaluate, *payload["draw"])
         run.start()
-        return {"step": run.state.step, "n_atoms": run.batch.n_global, **self.observe()}
+        return {"step": run.state.step, **self.observe()}
+
+    def _compare(self, payload: dict[str, Any]) -> None:
+        """Raises InputError, on every rank, where rank 0's atoms are not those of the checkpoint."""
+        run, failure = self.run_of, None
+        rows = run.batch.gather_rows(["atomic_numbers", "masses", "fixed"])
+        if rows is not None:
+            table, path = self.arrays["atoms"], payload["restart"]
+            given = {name: table[:, COLUMNS[column]] for name, column in _COMPARED.items()}
+            failure = _difference(path, {name: rows[name].numpy() for name in given}, given)
+            there = (run.state.pbc[0].tolist(), run.state.fix_com)
+            here = (payload["pbc"].tolist(), payload["fix_com"])
+            for name, then, now in zip(("pbc", "fix_com"), there, here, strict=True):
+                if failure is None and then != now:
+                    failure = InputError(
+                        f"{path} was written of atoms with {name} = {then}, and these have {now}: {_SAME_STRUCTURE}"
+                    )
+        raise_together(self.comm, failure)
 
     def _state(self, payload: dict[str, Any]) -> DynamicsState:
         table = torch.from_numpy(self.arrays["atoms"])
@@ -108,14 +130,15 @@ class MDEngine:
         return DynamicsState.from_batch(batch, table[:, COLUMNS["masses"]], velocities, fixed, payload["fix_com"])
 
     def advance(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Makes ``steps`` steps. Returns what `observe` does, and whether the run is over."""
+        """Makes ``steps`` steps, none for 0. Returns what `observe` does, and whether the run is over."""
         self._phase("dynamics")
         run = self.run_of
         target = run.state.step + payload["steps"]
         run.want_stress_at = target if payload["stress"] else None
-        converged = run.run(payload["steps"])
-        stopped = run.state.step < target
-        return {"step": run.state.step, "over": converged or stopped, **self.observe()}
+        run.run(payload["steps"])
+        if payload["stress"]:  # it may have ended before the target
+            run.compute_stress()
+        return {"step": run.state.step, "over": run.over, **self.observe()}
 
     def observe(self, _: Any = None) -> dict[str, Any]:
         """Totals over all atoms: a record as in the log, cell (3, 3), energy and stress (3, 3) or None."""
@@ -138,10 +161,14 @@ class MDEngine:
                 self.arrays["atoms"][:, COLUMNS[name]] = rows[name].numpy()
             self.arrays["forces"][:] = rows["forces"].numpy()
 
-    def checkpoint(self, path: str) -> None:
-        """Writes a checkpoint."""
+    def checkpoint(self, path: str) -> str | None:
+        """Writes a checkpoint. Returns why it can't: an exception would end the ranks, and their run can go on."""
         self._phase("checkpoint")
-        save_checkpoint(path, self.run_of.batch, self.run_of.dynamics.parameters())
+        try:
+            save_checkpoint(path, self.run_of.batch, self.run_of.dynamics.parameters())
+        except InputError as error:
+            return str(error)
+        return None
 
     def report(self, _: Any = None) -> dict[str, Any]:
         """This rank's process, load and work."""
@@ -160,3 +187,20 @@ class MDEngine:
     def close(self, _: Any = None) -> None:
         """Closes the files."""
         self.run_of.close()
+
+
+def _difference(path: str, there: dict[str, np.ndarray], here: dict[str, np.ndarray]) -> InputError | None:
+    """What a checkpoint's atoms have, and those of the user have not."""
+    for name, now in here.items():
+        then = there[name]
+        if len(then) != len(now):
+            return InputError(f"{path} has {len(then)} atoms, and these are {len(now)}: {_SAME_STRUCTURE}")
+        # masses have been through files of eight digits
+        other = np.flatnonzero(~np.isclose(then, now, rtol=1e-6, atol=0.0))
+        if len(other):
+            first = other[0]
+            return InputError(
+                f"{path} was written of other atoms: {name} of atom {first} is {then[first]:g} there and {now[first]:g} "
+                f"here, and {len(other)} differ: {_SAME_STRUCTURE}"
+            )
+    return None

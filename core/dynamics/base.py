@@ -45,12 +45,18 @@ class BaseDynamics:
         maxima: the same for (n_systems, ...) maxima.
         needs_stress: whether `step` reads ``state.stress``.
         kinetic: whether velocities are those of atoms in time (not so in an optimiser).
+        must_agree: names in `parameters` that a restart can't change, because the state has another form or meaning with
+            others; all else may change, see `resume`.
+        holds_com: whether a front end holds the centre of mass unless it is told otherwise: the algorithm sets a
+            temperature, to which a drift of the whole does not belong, and keeps the total momentum.
     """
 
     scalars: ClassVar[Mapping[str, Share]] = {}
     maxima: ClassVar[Mapping[str, Share]] = {}
     needs_stress = False
     kinetic = True
+    holds_com = False
+    must_agree: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, timestep: float) -> None:
         if not timestep > 0 or timestep == float("inf"):
@@ -61,7 +67,15 @@ class BaseDynamics:
     def initialise(self, state: DynamicsState, evaluate: Evaluator) -> None:
         """Makes ``state.node_state`` and ``state.system_state``; energy and forces are there, stress if needed.
 
-        Called once, before the first step; not after a restart, which brings them.
+        Called once, before the first step; after a restart, which brings them, `resume` is called instead.
+        """
+
+    def resume(self, state: DynamicsState, before: Mapping[str, Any]) -> None:
+        """Makes parameters that have changed since a checkpoint count in the state that it brought.
+
+        Args:
+            state: with ``node_state`` and ``system_state`` of the checkpoint.
+            before: `parameters` of the run that wrote it; those of ``must_agree`` are the same as now.
         """
 
     def step(self, state: DynamicsState, evaluate: Evaluator) -> None:
@@ -112,7 +126,8 @@ class Evaluator:
 
         Args:
             state: positions and cell may have changed since the last call.
-            names: scalars and maxima to combine over all atoms in the same message; computed with the new forces.
+            names: scalars and maxima to combine over all atoms, computed with the new forces; in the same message, but
+                in one of their own where ``state.fix_com`` holds, since the forces are known after the first.
 
         Returns:
             (n_systems, ...) totals by name, the same on every rank to the last bit.
@@ -123,13 +138,16 @@ class Evaluator:
         state.forces = forces * state.free
         shares = {"energy": energy}
         if state.fix_com:
-            shares["force"] = state.sum_systems(state.forces)
+            weights = torch.ones_like(state.masses) if self.dynamics.kinetic else state.masses
+            shares["com"] = _com_share(state, weights)
         if virial is not None:
             shares["virial"] = virial
-        totals = self._combine(shares, state, names)
+        totals = self._combine(shares, state, () if state.fix_com else names)
         state.energy = totals.pop("energy")
         if state.fix_com:
-            state.forces = _without_total(state, totals.pop("force"))
+            state.forces = _com_held(state, totals.pop("com"))
+            if names:
+                totals |= self._combine({}, state, names)
         state.stress = totals.pop("virial") / state.volume[:, None, None] if virial is not None else None
         return totals
 
@@ -138,9 +156,16 @@ class Evaluator:
         (n_systems,) eV and ``momentum`` (n_systems, 3) amu A/time."""
         return self._combine({}, state, names)
 
-    def remove_drift(self, state: DynamicsState) -> None:
-        """Takes the velocity of the centre of mass off every atom that moves; one message."""
+    def remove_drift(self, state: DynamicsState, systems: Tensor | None = None) -> None:
+        """Takes the velocity of the centre of mass off every atom that moves; one message.
+
+        Args:
+            state: ``state.velocities`` is set.
+            systems: (n_systems,) bool, of which; None for all.
+        """
         drift = self.reduce(state, "momentum")["momentum"] / state.total_mass.unsqueeze(1)
+        if systems is not None:
+            drift = drift * systems.unsqueeze(1)
         state.velocities = state.velocities - state.of_atoms(drift) * state.free
 
     def collect(self, share: Tensor) -> Tensor:
@@ -167,7 +192,17 @@ class Evaluator:
         }
 
 
-def _without_total(state: DynamicsState, total: Tensor) -> Tensor:
-    """Forces less each atom's share, by mass, of the total force (n_systems, 3) on its system."""
-    per_mass = state.of_atoms(total / state.total_mass.unsqueeze(1))
+def _com_share(state: DynamicsState, weights: Tensor) -> Tensor:
+    """(n_systems, 4) sums over the atoms at hand of w F and w m.
+
+    The centre of mass stays if the forces' effect on it is taken off: with masses in time (w = 1), or where forces are
+    the directions of an optimiser's steps (w = m, as ASE's FixCom has it: doi:10.1021/jp9722824, equations 3 and 7).
+    """
+    columns = torch.cat([state.forces, state.masses.unsqueeze(1)], 1)
+    return state.sum_systems(weights.unsqueeze(1) * columns)
+
+
+def _com_held(state: DynamicsState, totals: Tensor) -> Tensor:
+    """Forces less each atom's share, by mass; ``totals`` are those of `_com_share`."""
+    per_mass = state.of_atoms(totals[:, :3] / totals[:, 3:])
     return state.forces - state.masses.unsqueeze(1) * per_mass * state.free

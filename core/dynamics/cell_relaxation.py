@@ -10,8 +10,7 @@ from torch import Tensor
 
 from nvdd.dynamics.checks import finite, positive
 from nvdd.dynamics.host import host, times
-from nvdd.dynamics.npt import GPA
-from nvdd.dynamics.state import DynamicsState
+from nvdd.dynamics.state import GPA, DynamicsState
 from nvdd.errors import InputError
 
 KINDS = ("frechet", "unit")
@@ -34,7 +33,7 @@ class CellRelaxation:
         pressure: GPa, against which the cell relaxes.
         mask: which strains relax: six for xx, yy, zz, yz, xz, xy, or (3, 3); None for all.
         hydrostatic: the volume alone, at constant shape.
-        constant_volume: the shape alone.
+        constant_volume: the shape alone, of what relaxes; with ``"frechet"``, in whose coordinates it is exact.
         factor: n in the coordinates, which brings cell and atoms to one scale; None for the number of atoms.
 
     Raises:
@@ -56,6 +55,10 @@ class CellRelaxation:
         self.kind = kind
         self.pressure = finite("CellRelaxation", "pressure", pressure, "GPa")
         self.hydrostatic, self.constant_volume = hydrostatic, constant_volume
+        if constant_volume and kind == "unit":
+            raise InputError(
+                "CellRelaxation: constant_volume needs kind='frechet'; the coordinates of 'unit' keep the volume to first order only"
+            )
         self.factor = None if factor is None else positive("CellRelaxation", "factor", factor)
         self.masked = mask is not None
         self.mask = torch.ones(3, 3, dtype=torch.float64) if mask is None else self._mask(mask)
@@ -70,6 +73,17 @@ class CellRelaxation:
                 f"CellRelaxation: mask must have six entries (xx, yy, zz, yz, xz, xy) or be 3 x 3, got {mask!r}"
             )
         return given
+
+    def parameters(self) -> dict[str, Any]:
+        """What a checkpoint says about it."""
+        settings = {
+            "kind": self.kind,
+            "mask": self.mask.tolist(),
+            "hydrostatic": self.hydrostatic,
+            "constant_volume": self.constant_volume,
+            "factor": self.factor,
+        }
+        return {"cell": settings, "pressure_GPa": self.pressure}
 
     def begin(self, who: str, state: DynamicsState) -> None:
         """Takes the present cell as undeformed."""
@@ -109,7 +123,7 @@ class CellRelaxation:
             gradient = torch.linalg.solve(deformation, virial.mT).mT
         gradient = gradient * self.mask
         if self.constant_volume:
-            gradient = gradient - self._trace_part(gradient)
+            gradient = gradient - self._volume_part(gradient)
         return gradient / self._factor(state)
 
     @staticmethod
@@ -140,6 +154,12 @@ class CellRelaxation:
         if self.factor is not None:
             return torch.tensor(self.factor, dtype=torch.float64)
         return host(state.n_atoms)[:, None, None]
+
+    def _volume_part(self, logarithms: Tensor) -> Tensor:
+        """What changes the trace of log F, shared by the strains of x, y and z that relax."""
+        relaxing = (self.mask.diagonal() != 0).to(torch.float64)
+        mean = (logarithms.diagonal(dim1=1, dim2=2) * relaxing).sum(1) / relaxing.sum().clamp(min=1.0)
+        return mean[:, None, None] * torch.diag(relaxing)
 
     @staticmethod
     def _trace_part(tensors: Tensor) -> Tensor:

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from nvdd.communicator import Communicator
+from nvdd.dynamics.failures import raise_together
 from nvdd.dynamics.hooks import Hook, HookScope
 from nvdd.dynamics.sharded_batch import WHOLE, ShardedBatch
 from nvdd.dynamics.state import DynamicsState
 from nvdd.errors import InputError
 
-_VERSION = "1"
+_VERSION = "2"
 _DICTIONARIES = ("system_fields", "system_state")
 
 
@@ -33,37 +34,86 @@ def save_checkpoint(path: str | Path, batch: ShardedBatch, parameters: dict[str,
     Args:
         path: of the file; by custom ``.ckpt``.
         batch: the atoms.
-        parameters: of the dynamics, to be read by people.
+        parameters: of the dynamics, to be compared by a restart.
+
+    Raises:
+        InputError: on every rank, if rank 0 can't write there. The run can go on.
     """
     rows = batch.gather_rows([name for name in batch.state.per_atom() if name != "ids"])
-    if rows is None:
-        return
+    failure = None
+    if rows is not None:
+        try:
+            _save(Path(path), rows, batch, parameters)
+        except Exception as error:
+            failure = error
+    raise_together(batch.comm, failure)
+
+
+def _save(path: Path, rows: dict[str, torch.Tensor], batch: ShardedBatch, parameters: dict[str, Any]) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    check_folder(path)
     tensors = {f"atoms.{name}": value.contiguous() for name, value in rows.items()}
     plain: dict[str, Any] = {}
     for name in WHOLE:
         value = getattr(batch.state, name)
         if name in _DICTIONARIES:
             tensors |= {f"systems.{name}.{key}": tensor.detach().cpu().contiguous() for key, tensor in value.items()}
-            plain["on_host"] = [key for key, tensor in value.items() if tensor.device.type == "cpu"]
         elif isinstance(value, torch.Tensor):
             tensors[f"systems.{name}"] = value.detach().cpu().contiguous()
         else:
             plain[name] = value
     header = {"nvdd_checkpoint": _VERSION, "plain": json.dumps(plain), "parameters": json.dumps(parameters)}
-    write_whole(Path(path), lambda part: save_file(tensors, part, metadata=header))
+    try:
+        write_whole(path, lambda part: save_file(tensors, part, metadata=header))
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"no checkpoint can be written to {path}: {error}") from error
 
 
 def load_checkpoint(path: str | Path, comm: Communicator) -> tuple[ShardedBatch, dict[str, Any]]:
     """Atoms and the parameters of the dynamics; each rank reads its own block of rows.
 
+    All tensors come to the rank's device, whatever device wrote them; an integrator that computes with some of them on
+    the host brings them there (`nvdd.dynamics.host`).
+
     Raises:
         InputError: there is no such file, or it is no checkpoint.
     """
+    file, header = _open(Path(path))
+    names = list(file.keys())
+    n = file.get_slice("atoms.ids").get_shape()[0]
+    mine = slice(n * comm.rank // comm.size, n * (comm.rank + 1) // comm.size)
+    rows = {k.removeprefix("atoms."): file.get_slice(k)[mine].to(comm.device) for k in names if k.startswith("atoms.")}
+    systems: dict[str, Any] = {"stress": None, **{name: {} for name in _DICTIONARIES}, **json.loads(header["plain"])}
+    for name in names:
+        kind, _, rest = name.partition(".")
+        if kind != "systems":
+            continue
+        where, _, key = rest.partition(".")
+        value = file.get_tensor(name)
+        if key:
+            systems[where][key] = value.to(comm.device)
+        else:
+            systems[where] = value.to(comm.device)
+    state = DynamicsState(**{k: v for k, v in rows.items() if "." not in k}, **systems)
+    state.set_per_atom({k: v for k, v in rows.items() if "." in k})
+    return ShardedBatch(state, comm), json.loads(header["parameters"])
+
+
+def read_parameters(path: str | Path) -> dict[str, Any]:
+    """The parameters of the dynamics that wrote a checkpoint.
+
+    Raises:
+        InputError: as `load_checkpoint`.
+    """
+    return json.loads(_open(Path(path))[1]["parameters"])
+
+
+def _open(path: Path) -> tuple[Any, dict[str, str]]:
+    """The file, and its header."""
     from safetensors import SafetensorError, safe_open
 
-    path = Path(path)
     try:
         file = safe_open(path, framework="pt")
         header = file.metadata() or {}
@@ -73,25 +123,7 @@ def load_checkpoint(path: str | Path, comm: Communicator) -> tuple[ShardedBatch,
         ) from error
     if header.get("nvdd_checkpoint") != _VERSION:
         raise InputError(f"{path} is no checkpoint of this version of nvdd (it says {header.get('nvdd_checkpoint')!r})")
-    names = list(file.keys())
-    n = file.get_slice("atoms.ids").get_shape()[0]
-    mine = slice(n * comm.rank // comm.size, n * (comm.rank + 1) // comm.size)
-    rows = {k.removeprefix("atoms."): file.get_slice(k)[mine].to(comm.device) for k in names if k.startswith("atoms.")}
-    systems: dict[str, Any] = {"stress": None, **{name: {} for name in _DICTIONARIES}, **json.loads(header["plain"])}
-    on_host = systems.pop("on_host", [])  # where the integrator keeps them
-    for name in names:
-        kind, _, rest = name.partition(".")
-        if kind != "systems":
-            continue
-        where, _, key = rest.partition(".")
-        value = file.get_tensor(name)
-        if key:
-            systems[where][key] = value if key in on_host else value.to(comm.device)
-        else:
-            systems[where] = value.to(comm.device)
-    state = DynamicsState(**{k: v for k, v in rows.items() if "." not in k}, **systems)
-    state.set_per_atom({k: v for k, v in rows.items() if "." in k})
-    return ShardedBatch(state, comm), json.loads(header["parameters"])
+    return file, header
 
 
 def write_whole(path: Path, write: Any) -> None:
@@ -127,7 +159,7 @@ class Checkpoint(Hook):
         every: steps.
 
     Raises:
-        InputError: when the run starts, if the folder is not there.
+        InputError: when the run starts, if the folder is not there; later, if the file can't be written.
     """
 
     scope = HookScope.GLOBAL
@@ -136,7 +168,6 @@ class Checkpoint(Hook):
     def __init__(self, path: str | Path, every: int = 1000) -> None:
         super().__init__(every)
         self.path = Path(path)
-        self._written = -1
 
     def open(self, run: Any) -> None:
         """Looks whether the file can be written, before anything is computed."""
@@ -144,9 +175,7 @@ class Checkpoint(Hook):
             check_folder(self.path)
 
     def __call__(self, run: Any, seen: Any) -> None:
-        if run.state.step != self._written:
-            save_checkpoint(self.path, run.batch, run.dynamics.parameters())
-            self._written = run.state.step
+        save_checkpoint(self.path, run.batch, run.dynamics.parameters())
 
 
 def check_folder(path: Path) -> None:

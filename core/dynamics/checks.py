@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from torch import Tensor
+
 from nvdd.dynamics.state import FS, DynamicsState
 from nvdd.errors import InputError
 
@@ -59,6 +61,22 @@ def moving(who: str, state: DynamicsState) -> None:
         raise InputError(
             f"{who}: no atom of system {stuck[0]} can move, so it has no temperature; free some of its atoms, or leave "
             "out fix_com"
+        )
+
+
+def seed_of(who: str, value: Any) -> int:
+    """A seed of random numbers."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
+        raise InputError(f"{who}: seed must be a whole number from 0 to 2**64 - 1, got {value!r}")
+    return value
+
+
+def not_at_rest(who: str, kinetic: Tensor) -> None:
+    """Every system has a kinetic energy, of (n_systems,) eV, that a factor of velocities can change."""
+    still = (kinetic == 0).nonzero().flatten().tolist()
+    if still:
+        raise InputError(
+            f"{who} scales velocities, but those of system {still[0]} are all zero; draw them first (draw_velocities)"
         )
 
 

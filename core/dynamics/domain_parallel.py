@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nvdd.communicator import Communicator
@@ -14,6 +15,7 @@ from nvdd.config import DomainConfig
 from nvdd.data import Batch
 from nvdd.dynamics.base import BaseDynamics, Evaluator
 from nvdd.dynamics.checkpoint import load_checkpoint
+from nvdd.dynamics.failures import raise_together
 from nvdd.dynamics.given import state_of
 from nvdd.dynamics.hooks import Hook, Observation
 from nvdd.dynamics.migration import Migration
@@ -41,6 +43,7 @@ class DomainParallel:
     Attributes:
         batch: the `ShardedBatch` in hand; None before `partition`.
         comm: the ranks.
+        restarted: whether the state came from a checkpoint, integrator and all.
         want_stress_at: number of a step after which the stress is wanted, beside those for which a hook needs it.
 
     Example::
@@ -86,7 +89,10 @@ class DomainParallel:
         self.evaluate = _RankEvaluator(dynamics, self._compute, self.comm)
         self.batch: ShardedBatch | None = None
         self.want_stress_at: int | None = None
-        self._started = self._restarted = False
+        self.restarted = self._started = False
+        self._opened: list[Hook] = []
+        self._origin = (0, 0.0)  # step and fs from which this run counts its time
+        self._stopped = False
         self._failure: Exception | None = None
         self._waited = self._since = 0.0
         self._closed = False
@@ -120,7 +126,7 @@ class DomainParallel:
                 state = self._checked_state(batch, velocities, masses, fixed, fix_com)
             except Exception as error:
                 failure = error
-        self._raise_together(failure)
+        raise_together(self.comm, failure)
         return self._adopt(ShardedBatch.scatter(state, self.comm))
 
     def _checked_state(self, batch, velocities, masses, fixed, fix_com) -> DynamicsState:
@@ -156,33 +162,52 @@ class DomainParallel:
 
         Args:
             path: of the checkpoint.
-            integrator: whether its thermostat, barostat, noise and step number go on, too. False takes atoms,
-                velocities and cell alone, for another integrator.
+            integrator: whether its thermostat, barostat, noise and step number go on, too; with parameters that may
+                have changed, but for those that ``dynamics.must_agree`` names. False takes atoms, velocities and cell
+                alone, for another integrator.
 
         Raises:
-            InputError: it can't be read, or another integrator wrote it.
+            InputError: it can't be read, or another integrator wrote it, or one with other parameters.
         """
-        failure = batch = None
+        failure = batch = parameters = None
         try:
             batch, parameters = load_checkpoint(path, self.comm)
-            wrote, mine = parameters.get("dynamics"), type(self.dynamics).__name__
-            if integrator and wrote != mine:
-                raise InputError(
-                    f"{path} was written by {wrote}, whose state {mine} can't take over; go on with {wrote}, or take its atoms "
-                    "alone: restart(path, integrator=False)"
-                )
+            if integrator:
+                self._check_parameters(path, parameters)
         except Exception as error:
             failure = error
-        self._raise_together(failure)
+        raise_together(self.comm, failure)
         if not integrator:
             batch = ShardedBatch(batch.state.fresh(), self.comm)
-        return self._adopt(batch, restarted=integrator)
+        self._adopt(batch, restarted=integrator)
+        if integrator:
+            self.dynamics.resume(batch.state, parameters)
+        return batch
+
+    def _check_parameters(self, path: str | Path, before: dict[str, Any]) -> None:
+        """Raises InputError where the state of the dynamics that wrote a checkpoint means nothing to this one."""
+        wrote, mine = before.get("dynamics"), type(self.dynamics).__name__
+        if wrote != mine:
+            raise InputError(
+                f"{path} was written by {wrote}, whose state {mine} can't take over; go on with {wrote}, or take its atoms "
+                "alone: restart(path, integrator=False)"
+            )
+        now = self.dynamics.parameters()
+        for name in self.dynamics.must_agree:
+            if before.get(name) != now.get(name):
+                raise InputError(
+                    f"{path} was written by {wrote} with {name} = {before.get(name)}, and this one has {now.get(name)}; go on "
+                    "with the same, or take its atoms alone: restart(path, integrator=False)"
+                )
 
     def _adopt(self, batch: ShardedBatch, restarted: bool = False) -> ShardedBatch:
         """Atoms in blocks become those of domains."""
-        self.batch, self._started, self._restarted = batch, False, restarted
+        self.batch, self.restarted = batch, restarted
+        self._started, self._opened = False, []
+        self._origin = (batch.state.step, batch.state.time)
         self.migration.divide(batch.state)
         self.graph.build(batch.state, self.migration.domains)
+        self._set_clock()
         return batch
 
     @property
@@ -204,28 +229,37 @@ class DomainParallel:
         if steps < 0:
             raise InputError(f"the number of steps must be zero or more, got {steps}")
         self.start()
+        self._agree_to_stop()  # what was set between two runs counts, too
         for _ in range(steps):
-            if self.dynamics.is_converged(self.state) or any(hook.stops for hook in self.hooks):
+            if self.over:
                 break
             self.step()
         self._settle()
         return self.dynamics.is_converged(self.state)
+
+    @property
+    def over(self) -> bool:
+        """Whether the dynamics has converged, or a hook ends the run; the same on every rank."""
+        return self._stopped or self.dynamics.is_converged(self.state)
 
     def start(self) -> None:
         """Computes the first forces, and calls the hooks for the state before the first step; once."""
         state = self.state
         if self._started:
             return
-        self._started = True
-        for hook in self.hooks:
+        # after an error this can be called again: what is open stays open
+        for hook in [hook for hook in self.hooks if hook not in self._opened]:
             self._guarded(hook.open, self)
-        self._settle()
-        if self._restarted:  # forces and the integrator's state came with the atoms; the last run has logged them
+            self._settle()
+            self._opened.append(hook)
+        if self.restarted:  # forces and the integrator's state came with the atoms; the last run has logged them
+            self._started = True
             return
         due = self._due(state.step)
         self.evaluate.want_stress = any(hook.needs_stress for hook in due)
         self.evaluate(state)
         self.dynamics.initialise(state, self.evaluate)
+        self._started = True
         self._call(due)
 
     def step(self) -> None:
@@ -238,7 +272,16 @@ class DomainParallel:
         self.evaluate.want_stress = any(hook.needs_stress for hook in due) or state.step + 1 == self.want_stress_at
         self.dynamics.step(state, self.evaluate)
         state.step += 1
+        first, begun = self._origin
+        state.time = begun + (state.step - first) * self.dynamics.timestep  # a running sum would gather rounding errors
         self._call(due)
+
+    def compute_stress(self) -> None:
+        """Brings ``state.stress`` of the present positions about, if the last step did not. Every rank calls it at once."""
+        self.start()
+        if self.state.stress is None:
+            self.evaluate.want_stress = True
+            self.evaluate(self.state)
 
     def _migrate(self) -> None:
         """Between steps, so that an integrator sees the same atoms throughout a step."""
@@ -249,6 +292,9 @@ class DomainParallel:
             load = (now - self._since) - (waited - self._waited)
         self.migration.migrate(state, load)
         self.graph.build(state, self.migration.domains)
+        self._set_clock()
+
+    def _set_clock(self) -> None:
         self._since, self._waited = time.perf_counter(), self.comm.waited
 
     def _compute(self, state: DynamicsState, stress: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -277,6 +323,12 @@ class DomainParallel:
         for hook in due:
             if hook.scope.runs_on(self.comm.rank):
                 self._guarded(hook, self, seen)
+        self._agree_to_stop()
+
+    def _agree_to_stop(self) -> None:
+        """One number: a hook that stops on one rank stops all, whatever the others found."""
+        mine = torch.tensor(any(hook.stops for hook in self.hooks), dtype=torch.int64, device=self.comm.message_device)
+        self._stopped = bool(self.comm.all_reduce(mine, "max", "stop"))
 
     def _guarded(self, function: Any, *arguments: Any) -> None:
         """What fails on one rank is kept until all ranks next talk, and then raised on all."""
@@ -289,25 +341,7 @@ class DomainParallel:
 
     def _settle(self) -> None:
         failure, self._failure = self._failure, None
-        self._raise_together(failure)
-
-    def _raise_together(self, failure: Exception | None) -> None:
-        """Raises the failure of the first rank that has one, on every rank."""
-        if self.comm.size == 1:
-            if failure is not None:
-                raise failure
-            return
-        told = (
-            None
-            if failure is None
-            else (isinstance(failure, InputError), f"{type(failure).__name__}: {failure}", str(failure))
-        )
-        for rank, found in enumerate(self.comm.all_gather_object(told, "failures")):
-            if found is not None:
-                is_input, named, text = found
-                error = InputError(text) if is_input else NvddError(f"rank {rank}: {named}")
-                error.on_all_ranks = True
-                raise error from (failure if rank == self.comm.rank else None)
+        raise_together(self.comm, failure)
 
     def close(self) -> None:
         """Ends the hooks: files are complete and closed. A second time it does nothing."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nvdd.dynamics.scalars import kinetic_tensor, largest_force
+from nvdd.dynamics.scalars import kinetic_tensor, longest
 from nvdd.dynamics.state import BOLTZMANN
 from nvdd.errors import InputError
 
@@ -40,7 +40,7 @@ class Hook:
         scope: `HookScope`.
         observes: whether it is given an `Observation`, which costs one message.
         needs_stress: whether the stress is computed for the steps at which it is called.
-        stops: True to end the run after this step; must be the same on every rank, so only in a GLOBAL hook.
+        stops: True to end the run after this step. One rank on which it is True is enough.
     """
 
     scope = HookScope.GLOBAL
@@ -87,7 +87,7 @@ class Observation:
         pressure: eV/A^3, with the kinetic part; None if no stress was computed or a system is not periodic in 3D.
         stress: (n_systems, 3, 3) eV/A^3, potential part, or None.
         volume: A^3.
-        density: g/cm^3; of the atoms that move.
+        density: g/cm^3.
         fmax: eV/A, the largest force.
         owned: (n_ranks,) atoms of each rank.
     """
@@ -114,7 +114,8 @@ class Observation:
     def of(cls, run: DomainParallel) -> Observation:
         """One message; every rank calls it at once."""
         state, comm = run.state, run.comm
-        parts = [kinetic_tensor(state).reshape(-1), largest_force(state)]
+        parts = [kinetic_tensor(state).reshape(-1), longest(state, state.forces)]
+        parts.append(state.sum_systems(state.masses))
         parts.append(torch.tensor([len(state.ids)], dtype=torch.float64, device=state.positions.device))
         everyone = comm.all_gather(torch.cat(parts), "observation")
         n = state.n_systems
@@ -127,7 +128,7 @@ class Observation:
             pressure = (total.diagonal(dim1=1, dim2=2).sum(1) / 3.0).cpu()
         return cls(
             step=state.step,
-            time=state.step * run.dynamics.timestep,
+            time=state.time,
             energy=state.energy.cpu(),
             kinetic=kinetic.cpu(),
             conserved=run.dynamics.conserved(state, kinetic).cpu(),
@@ -135,7 +136,7 @@ class Observation:
             pressure=pressure,
             stress=None if state.stress is None else state.stress.cpu(),
             volume=volume.cpu(),
-            density=(state.total_mass / volume * 1.66053906660).cpu(),
+            density=(everyone[:, 10 * n : 11 * n].sum(0) / volume * 1.66053906660).cpu(),
             fmax=everyone[:, 9 * n : 10 * n].amax(0).cpu(),
             owned=everyone[:, -1].to(torch.int64).cpu(),
         )

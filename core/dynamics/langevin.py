@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvdd.dynamics.base import BaseDynamics, Evaluator
-from nvdd.dynamics.checks import moving, not_negative, positive
+from nvdd.dynamics.checks import moving, not_negative, positive, seed_of
 from nvdd.dynamics.random import normal
 from nvdd.dynamics.state import FS, DynamicsState
 from nvdd.dynamics.velocities import thermal_velocity
@@ -26,9 +26,11 @@ def _heat(state: DynamicsState) -> Tensor:
 class Langevin(BaseDynamics):
     """Constant temperature and volume by friction and noise, in the splitting BAOAB: kick, drift, bath, drift, kick.
 
-    Leimkuhler and Matthews, J. Chem. Phys. 138, 174102 (2013), doi:10.1063/1.4802990. Its configurations have an error
-    of ``timestep**4`` in the harmonic limit, so the time step may be as long as stability allows. The noise of an
-    atom depends on the seed, the step and its global id, and on nothing else.
+    Leimkuhler and Matthews, J. Chem. Phys. 138, 174102 (2013), doi:10.1063/1.4802990. Averages over configurations are
+    exact for oscillators at any stable time step; otherwise their error is of the order of ``timestep**2``, or of
+    ``timestep**4`` where friction is strong. Averages over velocities (the temperature) and motion in time have an
+    error of the order of ``timestep**2`` for oscillators, too. The noise of an atom depends on the seed, the step and
+    its global id, and on nothing else.
 
     Where the centre of mass is held (``state.fix_com``), noise and friction act on the motion relative to it.
     Without, it diffuses, and all 3 n degrees of freedom have the temperature.
@@ -49,9 +51,8 @@ class Langevin(BaseDynamics):
         super().__init__(timestep)
         self.temperature = not_negative("Langevin", "temperature", temperature, "K")
         self.friction = positive("Langevin", "friction", friction, "1/fs")
-        self.seed = seed
+        self.seed = seed_of("Langevin", seed)
         self._kept = math.exp(-self.dt * self.friction / FS)  # of a velocity after one step
-        normal(torch.zeros(1, dtype=torch.int64), 0, seed)  # refuses a seed that is none
 
     def initialise(self, state: DynamicsState, evaluate: Evaluator) -> None:
         """Brings the centre of mass to rest where it is held; counts heat from zero."""

@@ -11,7 +11,8 @@ from nvdd.dynamics.base import Evaluator
 from nvdd.dynamics.cell_relaxation import CellRelaxation
 from nvdd.dynamics.checks import positive, whole
 from nvdd.dynamics.host import for_atoms, host
-from nvdd.dynamics.relaxation import Relaxation, bounded, longest, longest_row
+from nvdd.dynamics.relaxation import Relaxation, bounded, longest_row
+from nvdd.dynamics.scalars import longest
 from nvdd.dynamics.state import DynamicsState
 from nvdd.errors import InputError
 
@@ -31,6 +32,8 @@ class LBFGS(Relaxation):
         damping: factor of every step.
         alpha: eV/A^2, curvature that is assumed before there are pairs.
     """
+
+    must_agree = (*Relaxation.must_agree, "memory")
 
     def __init__(
         self,

@@ -5,20 +5,20 @@ from __future__ import annotations
 import csv
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from nvdd.dynamics.checkpoint import check_folder
+from nvdd.dynamics.checkpoint import check_folder, write_whole
 from nvdd.dynamics.hooks import Hook, HookScope, Observation
+from nvdd.dynamics.state import GPA
 from nvdd.errors import InputError, NvddError
 
 if TYPE_CHECKING:
     from nvdd.dynamics.domain_parallel import DomainParallel
 
-GPA = 0.006241509125883258  # eV/A^3
 COLUMNS = (
     "step", "time_fs", "epot_eV", "ekin_eV", "etot_eV", "conserved_eV", "temperature_K", "pressure_GPa", "volume_A3",
     "density_g_cm3", "fmax_eV_per_A", "steps_per_s", "ns_per_day", "imbalance",
@@ -81,12 +81,10 @@ class CSVLog(Hook):
         check_folder(self.path)
         several = run.state.n_systems > 1
         self._names = (*COLUMNS, "system") if several else COLUMNS
-        kept = _lines_until(self.path, run.state.step) if run.state.step else []
-        self._file = self.path.open("w", newline="")
+        kept = _lines_until(self.path, run.state.step) if run.restarted else []
+        write_whole(self.path, lambda part: _write_table(part, [self._names, *kept]))
+        self._file = self.path.open("a", newline="")
         self._table = csv.writer(self._file)
-        self._table.writerow(self._names)
-        self._table.writerows(kept)
-        self._file.flush()
 
     def __call__(self, run: DomainParallel, seen: Observation) -> None:
         for k, values in enumerate(
@@ -100,6 +98,11 @@ class CSVLog(Hook):
         """Closes the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _write_table(path: Path, lines: Iterable[Sequence[str]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(lines)
 
 
 def _lines_until(path: Path, step: int) -> list[list[str]]:
@@ -236,7 +239,7 @@ class Guard(Hook):
 
 
 class StopWhen(Hook):
-    """Ends a run, in good order, when a condition holds.
+    """Ends a run, in good order, when a condition holds; on any of the ranks, if they don't agree.
 
     Args:
         condition: function of the `Observation`, for example ``lambda seen: seen.fmax.max() < 0.01``.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nvdd.dynamics.base import BaseDynamics, Evaluator
 from nvdd.dynamics.chains import NoseHooverChain
-from nvdd.dynamics.checks import moving, positive, relaxation_time, whole
+from nvdd.dynamics.checks import moving, not_at_rest, positive, relaxation_time, whole
 from nvdd.dynamics.host import host, scale_velocities
 from nvdd.dynamics.state import BOLTZMANN, DynamicsState
 from nvdd.dynamics.verlet import NVE
@@ -25,10 +25,14 @@ class NoseHoover(NVE):
     Args:
         timestep: fs.
         temperature: K.
-        tau: fs, period with which the kinetic energy swings around its mean. Default 100 time steps.
+        tau: fs, sets the mass of the links. The kinetic energy swings around its mean with a period of 4.4 tau (free
+            atoms) to 6.3 tau (a harmonic crystal). Default 100 time steps.
         chain_length: number of links.
         substeps: divides the chain's time step.
     """
+
+    holds_com = True
+    must_agree = ("chain_length",)
 
     def __init__(
         self,
@@ -48,9 +52,14 @@ class NoseHoover(NVE):
         )
 
     def initialise(self, state: DynamicsState, evaluate: Evaluator) -> None:
-        """The chain begins at rest."""
+        """The chain begins at rest.
+
+        Raises:
+            InputError: a system is at rest, which the chain can't heat.
+        """
         moving("NoseHoover", state)
         super().initialise(state, evaluate)
+        not_at_rest("NoseHoover", evaluate.reduce(state, "kinetic_energy")["kinetic_energy"])
         state.system_state["thermostat"] = self.chain.at_rest(state.n_systems)
 
     def step(self, state: DynamicsState, evaluate: Evaluator) -> None:
@@ -77,4 +86,8 @@ class NoseHoover(NVE):
         )
 
     def parameters(self) -> dict[str, Any]:
-        return super().parameters() | {"temperature_K": self.temperature, "tau_fs": self.tau}
+        return super().parameters() | {
+            "temperature_K": self.temperature,
+            "tau_fs": self.tau,
+            "chain_length": self.chain.length,
+        }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,14 +10,12 @@ from torch import Tensor
 
 from nvdd.dynamics.base import BaseDynamics, Evaluator
 from nvdd.dynamics.chains import NoseHooverChain
-from nvdd.dynamics.checks import finite, moving, positive, relaxation_time, whole
+from nvdd.dynamics.checks import finite, moving, not_at_rest, positive, relaxation_time, whole
 from nvdd.dynamics.host import host, scale_velocities, times
 from nvdd.dynamics.scalars import kinetic_tensor
-from nvdd.dynamics.state import BOLTZMANN, DynamicsState
+from nvdd.dynamics.state import BOLTZMANN, GPA, DynamicsState
 from nvdd.dynamics.strain import CellModes, Flow, flow
 from nvdd.errors import InputError
-
-GPA = 0.006241509125883258  # eV/A^3, as ase.units.GPa
 
 
 class NPH(BaseDynamics):
@@ -36,8 +34,8 @@ class NPH(BaseDynamics):
     Args:
         timestep: fs.
         pressure: GPa.
-        tau: fs, period of the cell's oscillation. Default 1000 time steps. It sets the cell's mass, with the
-            temperature that the atoms have at the start.
+        tau: fs, sets the cell's mass W, with the temperature that the atoms have at the start. Default 1000 time steps.
+            The volume of a material of bulk modulus B swings with a period of about ``2 pi tau sqrt((N_f + 3) k T / 9 B V)``.
         mode: ``"iso"``: volume alone; ``"aniso"``: stretching along x, y and z; ``"full"``: all six strains.
         axes: for ``"aniso"``, along which of x, y, z. A slab's cell that must keep its height takes (True, True, False).
 
@@ -47,6 +45,8 @@ class NPH(BaseDynamics):
     """
 
     needs_stress = True
+    holds_com = True
+    must_agree = ("mode", "axes")
     scalars = {"kinetic_tensor": kinetic_tensor}  # noqa: RUF012
 
     def __init__(
@@ -78,6 +78,17 @@ class NPH(BaseDynamics):
         freedom = host(state.degrees_of_freedom)
         state.system_state["cell_mass"] = (freedom + 3.0) * self._thermal(state, evaluate) * self._tau**2 / 3.0
         state.system_state["cell_momentum"] = torch.zeros(state.n_systems, 3, 3, dtype=torch.float64)
+
+    def resume(self, state: DynamicsState, before: Mapping[str, Any]) -> None:
+        """The cell's mass is that of the present ``tau``; the cell goes on at the rate at which it moves."""
+        self._scale_mass(state, (self.tau_cell / before["tau_cell_fs"]) ** 2)
+
+    @staticmethod
+    def _scale_mass(state: DynamicsState, ratio: float) -> None:
+        if ratio != 1.0:
+            inner = state.system_state
+            inner["cell_mass"] = host(inner["cell_mass"]) * ratio
+            inner["cell_momentum"] = host(inner["cell_momentum"]) * ratio
 
     def _thermal(self, state: DynamicsState, evaluate: Evaluator) -> Tensor:
         """(n_systems,) k T in eV, for the cell's mass."""
@@ -152,6 +163,7 @@ class NPH(BaseDynamics):
             "pressure_GPa": self.pressure,
             "tau_cell_fs": self.tau_cell,
             "mode": self.modes.mode,
+            "axes": list(self.modes.axes),
         }
 
 
@@ -168,6 +180,8 @@ class NPT(NPH):
         chain_length: links of each chain.
         substeps: divides the chains' time steps.
     """
+
+    must_agree = (*NPH.must_agree, "chain_length")
 
     def __init__(
         self,
@@ -194,10 +208,20 @@ class NPT(NPH):
         return BOLTZMANN * self.temperature
 
     def initialise(self, state: DynamicsState, evaluate: Evaluator) -> None:
-        """Cell and chains begin at rest."""
+        """Cell and chains begin at rest.
+
+        Raises:
+            InputError: as `NPH`; a system is at rest, which the chain can't heat.
+        """
         super().initialise(state, evaluate)
+        not_at_rest("NPT", evaluate.reduce(state, "kinetic_energy")["kinetic_energy"])
         state.system_state["thermostat"] = self.chain.at_rest(state.n_systems)
         state.system_state["cell_thermostat"] = self.cell_chain.at_rest(state.n_systems)
+
+    def resume(self, state: DynamicsState, before: Mapping[str, Any]) -> None:
+        """As `NPH.resume`; the mass is that of the present temperature, too."""
+        super().resume(state, before)
+        self._scale_mass(state, self.temperature / before["temperature_K"])
 
     def _thermal(self, state: DynamicsState, evaluate: Evaluator) -> Tensor:
         return torch.full((state.n_systems,), self.thermal, dtype=torch.float64)
@@ -235,4 +259,8 @@ class NPT(NPH):
         return super().conserved(state, kinetic) + chains.to(kinetic.device)
 
     def parameters(self) -> dict[str, Any]:
-        return super().parameters() | {"temperature_K": self.temperature, "tau_fs": self.tau}
+        return super().parameters() | {
+            "temperature_K": self.temperature,
+            "tau_fs": self.tau,
+            "chain_length": self.chain.length,
+        }

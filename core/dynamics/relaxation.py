@@ -11,8 +11,8 @@ from nvdd.dynamics.base import BaseDynamics, Evaluator
 from nvdd.dynamics.cell_relaxation import CellRelaxation
 from nvdd.dynamics.checks import positive
 from nvdd.dynamics.host import host
-from nvdd.dynamics.npt import GPA
-from nvdd.dynamics.state import DynamicsState
+from nvdd.dynamics.scalars import longest
+from nvdd.dynamics.state import GPA, DynamicsState
 from nvdd.errors import InputError
 
 
@@ -28,6 +28,7 @@ class Relaxation(BaseDynamics):
     """
 
     kinetic = False
+    must_agree = ("cell", "pressure_GPa")  # coordinates and forces that are in the state
 
     def __init__(self, fmax: float = 0.05, cell: CellRelaxation | str | None = None) -> None:
         who = type(self).__name__
@@ -86,13 +87,7 @@ class Relaxation(BaseDynamics):
 
     def parameters(self) -> dict[str, Any]:
         out: dict[str, Any] = {"dynamics": type(self).__name__, "fmax_eV_per_A": self.fmax}
-        return out if self.cell is None else out | {"cell": self.cell.kind, "pressure_GPa": self.cell.pressure}
-
-
-def longest(state: DynamicsState, vectors: Tensor) -> Tensor:
-    """(n_systems,) length of the longest of the (n, 3) vectors at hand; a maximum, not a sum."""
-    squares = vectors.square().sum(1)
-    return squares.new_zeros(state.n_systems).scatter_reduce(0, state.system, squares, "amax").sqrt()
+        return out | ({} if self.cell is None else self.cell.parameters())
 
 
 def longest_row(cell: Tensor) -> Tensor:

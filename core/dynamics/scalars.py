@@ -23,23 +23,12 @@ def power(state: DynamicsState) -> Tensor:
     return state.sum_systems((state.forces * state.velocities).sum(1))
 
 
-def velocity_squared(state: DynamicsState) -> Tensor:
-    """(n_systems,) v . v."""
-    return state.sum_systems(state.velocities.square().sum(1))
-
-
-def force_squared(state: DynamicsState) -> Tensor:
-    """(n_systems,) F . F."""
-    return state.sum_systems(state.forces.square().sum(1))
-
-
 def total_momentum(state: DynamicsState) -> Tensor:
     """(n_systems, 3) amu A/time."""
     return state.sum_systems(state.masses.unsqueeze(1) * state.velocities)
 
 
-def largest_force(state: DynamicsState) -> Tensor:
-    """(n_systems,) largest |F| of the atoms at hand, eV/A; a maximum, not a sum."""
-    size = state.forces.square().sum(1)
-    largest = size.new_zeros(state.n_systems).scatter_reduce(0, state.system, size, "amax")
-    return largest.sqrt()
+def longest(state: DynamicsState, vectors: Tensor) -> Tensor:
+    """(n_systems,) length of the longest of the (n, 3) vectors at hand; a maximum, not a sum."""
+    squares = vectors.square().sum(1)
+    return squares.new_zeros(state.n_systems).scatter_reduce(0, state.system, squares, "amax").sqrt()

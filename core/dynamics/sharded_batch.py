@@ -129,8 +129,8 @@ class ShardedBatch:
 
 # what all ranks have alike
 WHOLE = (
-    "cell", "pbc", "n_atoms", "n_fixed", "total_mass", "energy", "stress", "fix_com", "step", "system_fields",
-    "system_state",
+    "cell", "pbc", "n_atoms", "n_fixed", "total_mass", "energy", "stress", "fix_com", "step", "time",
+    "system_fields", "system_state",
 )  # fmt: skip
 
 

@@ -71,13 +71,13 @@ class Simulation:
             on_step: called after each.
 
         Returns:
-            Whether an optimiser has converged, with which the run ends.
+            Whether an optimiser has converged, with which the run ends, as it does when a hook stops it.
         """
         if on_step is None:
             return self._run.run(steps)
         self._run.start()
         for _ in range(steps):
-            if self.dynamics.is_converged(self.state):
+            if self._run.over:
                 break
             self._run.step()
             on_step(self)
@@ -114,6 +114,16 @@ class Simulation:
                 atoms.set_momenta(velocities * atoms.get_masses()[:, None], apply_constraint=False)
             out.append(atoms)
         return out
+
+    def close(self) -> None:
+        """Ends the hooks: files are complete and closed."""
+        self._run.close()
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _read_by(config: ModelConfig, atoms: Atoms) -> Atoms:

@@ -12,6 +12,7 @@ from nvdd.errors import InputError
 
 FS = 0.09822694788464063  # ASE's unit of time is A (amu/eV)^(1/2); 1 fs in it
 BOLTZMANN = 8.617330337217213e-05  # eV/K, as ase.units.kB
+GPA = 0.006241509125883258  # eV/A^3, as ase.units.GPa
 
 # per-atom tensors beside those in dictionaries
 _PER_ATOM = ("positions", "velocities", "forces", "masses", "atomic_numbers", "ids", "system", "fixed")
@@ -41,10 +42,12 @@ class DynamicsState:
         energy: (n_systems,) eV.
         stress: (n_systems, 3, 3) eV/A^3, potential part, positive = tension; None if it was not asked for.
         step: steps done so far.
+        time: fs, of all steps so far, which may have had different lengths.
         node_fields, system_fields: further inputs of the model.
         node_state: per-atom tensors (n, ...) of the integrator: they move with their atoms and are checkpointed.
         system_state: per-system tensors (n_systems, ...) of the integrator (thermostat chains, cell momenta), the same
-            on all ranks to the last bit because they are computed from reduced totals alone; checkpointed.
+            on all ranks to the last bit because they are computed from reduced totals alone; checkpointed. After a
+            restart they are on the device of the atoms, see `nvdd.dynamics.host`.
     """
 
     positions: Tensor
@@ -64,6 +67,7 @@ class DynamicsState:
     stress: Tensor | None = None
     fix_com: bool = False
     step: int = 0
+    time: float = 0.0
     node_fields: dict[str, Tensor] = field(default_factory=dict)
     system_fields: dict[str, Tensor] = field(default_factory=dict)
     node_state: dict[str, Tensor] = field(default_factory=dict)
@@ -154,7 +158,7 @@ class DynamicsState:
         """A copy at step 0 without what an integrator has put into it."""
         copied = {f.name: getattr(self, f.name) for f in fields(self)}
         copied = {name: value.clone() if isinstance(value, Tensor) else value for name, value in copied.items()}
-        empty = {"node_state": {}, "system_state": {}, "step": 0, "stress": None}
+        empty = {"node_state": {}, "system_state": {}, "step": 0, "time": 0.0, "stress": None}
         own = {"node_fields": dict(self.node_fields), "system_fields": dict(self.system_fields)}
         return DynamicsState(**(copied | empty | own))
 

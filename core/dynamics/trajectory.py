@@ -70,7 +70,7 @@ class Trajectory(Hook):
         if rows is not None:
             frame = {name: value.numpy() for name, value in rows.items()}
             cell = run.state.cell[0].cpu().numpy()
-            self._writer.write(run.state.step, run.dynamics.timestep, cell, float(run.state.energy[0]), frame)
+            self._writer.write(run.state.step, run.state.time, cell, float(run.state.energy[0]), frame)
 
     def close(self) -> None:
         """Closes the file."""
@@ -82,22 +82,22 @@ class Trajectory(Hook):
 class _ExtendedXYZ:
     def __init__(self, path: Path, run: DomainParallel, fields: list[str]) -> None:
         self._pbc = run.state.pbc[0].cpu().numpy()
-        if run.state.step and path.is_file():
+        if run.restarted and path.is_file():
             with path.open("r+b") as file:
                 file.truncate(_end_of_step(file, run.state.step))
-        self._file = path.open("a" if run.state.step else "w")
+        self._file = path.open("a" if run.restarted else "w")
 
     @staticmethod
     def check() -> None:
         pass
 
-    def write(self, step: int, timestep: float, cell: np.ndarray, energy: float, frame: dict[str, np.ndarray]) -> None:
+    def write(self, step: int, time: float, cell: np.ndarray, energy: float, frame: dict[str, np.ndarray]) -> None:
         from ase import Atoms
         from ase.calculators.singlepoint import SinglePointCalculator
         from ase.io.extxyz import write_extxyz
 
         atoms = Atoms(frame["atomic_numbers"], frame["positions"], cell=cell, pbc=self._pbc)
-        atoms.info |= {"step": step, "time_fs": step * timestep}
+        atoms.info |= {"step": step, "time_fs": time}
         if "velocities" in frame:
             atoms.set_momenta(frame["velocities"] * frame["masses"][:, None])
         atoms.calc = SinglePointCalculator(
@@ -134,7 +134,7 @@ class _H5MD:
     def __init__(self, path: Path, run: DomainParallel, fields: list[str]) -> None:
         import h5py
 
-        again = run.state.step > 0 and path.is_file()
+        again = run.restarted and path.is_file()
         try:
             self._file = h5py.File(path, "r+" if again else "w")
         except OSError as error:  # HDF5 has no repair for a file whose writer was killed in the middle
@@ -147,7 +147,8 @@ class _H5MD:
         self._series += [group["box/edges"], self._file["observables/potential_energy"]]
         self._fields = fields
         steps = group["position/step"][:]
-        self._n = int(np.searchsorted(steps, run.state.step, side="right")) if again else 0
+        self._n = int(np.searchsorted(steps, run.state.step, side="right"))
+        self._resize()
 
     @staticmethod
     def check() -> None:
@@ -179,7 +180,13 @@ class _H5MD:
         element.create_dataset("step", (0,), "i8", maxshape=(None,), chunks=(256,))
         element.create_dataset("time", (0,), "f8", maxshape=(None,), chunks=(256,)).attrs["unit"] = "fs"
 
-    def write(self, step: int, timestep: float, cell: np.ndarray, energy: float, frame: dict[str, np.ndarray]) -> None:
+    def _resize(self) -> None:
+        """As many entries in all series as there are frames."""
+        for element in self._series:
+            for name in ("value", "step", "time"):
+                element[name].resize(self._n, axis=0)
+
+    def write(self, step: int, time: float, cell: np.ndarray, energy: float, frame: dict[str, np.ndarray]) -> None:
         from nvdd.dynamics.state import FS
 
         group = self._file["particles/all"]
@@ -187,11 +194,11 @@ class _H5MD:
             group["species"] = frame["atomic_numbers"]
             group["mass"] = frame["masses"]
         values = [frame[name] * (FS if name == "velocities" else 1.0) for name in self._fields] + [cell, energy]
-        for element, value in zip(self._series, values, strict=True):
-            for name, entry in (("value", value), ("step", step), ("time", step * timestep)):
-                element[name].resize(self._n + 1, axis=0)
-                element[name][self._n] = entry
         self._n += 1
+        self._resize()
+        for element, value in zip(self._series, values, strict=True):
+            for name, entry in (("value", value), ("step", step), ("time", time)):
+                element[name][-1] = entry
         self._file.flush()
 
     def close(self) -> None:

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from nvdd.dynamics.base import BaseDynamics, Evaluator
-from nvdd.dynamics.checks import moving, positive, relaxation_time, whole
+from nvdd.dynamics.checks import moving, not_at_rest, positive, relaxation_time, seed_of, whole
 from nvdd.dynamics.state import BOLTZMANN, DynamicsState
 from nvdd.dynamics.verlet import NVE
-from nvdd.errors import InputError
 
 
 class _Rescaling(NVE):
     """Velocity Verlet after a factor for the velocities of each system, and the heat that this gives them."""
+
+    holds_com = True
 
     def __init__(self, timestep: float, temperature: float) -> None:
         BaseDynamics.__init__(self, timestep)
@@ -32,12 +33,7 @@ class _Rescaling(NVE):
         who = type(self).__name__
         moving(who, state)
         super().initialise(state, evaluate)
-        still = evaluate.reduce(state, "kinetic_energy")["kinetic_energy"] == 0
-        if still.any():
-            raise InputError(
-                f"{who} scales velocities, but those of system {int(still.nonzero()[0])} are all zero; draw them first "
-                "(draw_velocities)"
-            )
+        not_at_rest(who, evaluate.reduce(state, "kinetic_energy")["kinetic_energy"])
         state.system_state["heat"] = torch.zeros_like(state.energy)
 
     def _rescale(self, state: DynamicsState, kinetic: Tensor, ratio: Tensor) -> None:
@@ -71,7 +67,7 @@ class CSVR(_Rescaling):
         super().__init__(timestep, temperature)
         self.tau = 100.0 * self.timestep if tau is None else tau
         self._kept = math.exp(-self.dt / relaxation_time("CSVR", "tau", self.tau, 0.0))
-        self.seed = whole("CSVR", "seed", seed, 0)
+        self.seed = seed_of("CSVR", seed)
 
     def step(self, state: DynamicsState, evaluate: Evaluator) -> None:
         kinetic = evaluate.reduce(state, "kinetic_energy")["kinetic_energy"]

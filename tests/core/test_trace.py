@@ -48,12 +48,13 @@ def on_rank(comm: Communicator) -> dict:
         peer = torch.tensor([1 - comm.rank])
         comm.exchange(torch.zeros(2 + comm.rank, 3, dtype=torch.float64), *_counts(comm), "features")
         comm.all_reduce(peer, "sum", "charges")
+        comm.all_gather(torch.zeros(4), "energies")
         comm.exchange(torch.zeros(2 + comm.rank, 1), *_counts(comm), "a plan", setup=True)
         comm.transpose_counts([0, 0], "counts of a plan")
     (record,) = trace.exchanges
     return {"rows": (record.rows_sent, record.rows_received), "bytes": (trace.bytes_sent, trace.bytes_received),
             "site": record.site, "reductions": dict(trace.reductions), "setup": dict(trace.setup),
-            "n": trace.n_exchanges, "seconds": trace.seconds}  # fmt: skip
+            "n": trace.n_exchanges, "bytes_reduced": trace.bytes_reduced, "seconds": trace.seconds}  # fmt: skip
 
 
 def _counts(comm: Communicator) -> tuple[list[int], list[int]]:
@@ -66,5 +67,5 @@ def test_exchanges_reductions_and_plans(ranks):
         sent, received = (2, 3) if rank == 0 else (3, 2)
         assert found["rows"] == (sent, received) and found["bytes"] == (24 * sent, 24 * received)
         assert found["n"] == 1 and found["site"] == "features" and found["seconds"] > 0
-        assert found["reductions"] == {"charges": 1}
+        assert found["reductions"] == {"charges": 1, "energies": 1} and found["bytes_reduced"] == 8 + 16
         assert found["setup"] == {"a plan": 1, "counts of a plan": 1}

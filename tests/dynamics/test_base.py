@@ -9,8 +9,8 @@ from ase.build import bulk
 
 from nvdd import Batch, InputError
 from nvdd.dynamics.base import BaseDynamics, Evaluator
-from nvdd.dynamics.scalars import largest_force, power
-from nvdd.dynamics.state import BOLTZMANN, FS, DynamicsState
+from nvdd.dynamics.scalars import longest, power
+from nvdd.dynamics.state import BOLTZMANN, FS, GPA, DynamicsState
 
 
 def state(**options) -> DynamicsState:
@@ -29,12 +29,13 @@ def springs(state: DynamicsState, stress: bool):
 
 class Declares(BaseDynamics):
     scalars = {"power": power}  # noqa: RUF012
-    maxima = {"fmax": largest_force}  # noqa: RUF012
+    maxima = {"fmax": lambda state: longest(state, state.forces)}  # noqa: RUF012
 
 
 def test_units():
     assert ase.units.fs == FS
     assert ase.units.kB == BOLTZMANN
+    assert ase.units.GPa == GPA
 
 
 def test_an_evaluation_sets_forces_and_gives_declared_scalars():
@@ -73,6 +74,14 @@ def test_centre_of_mass_at_rest():
     assert s.sum_systems(s.forces).abs().max() < 1e-13
     assert s.sum_systems(s.masses.unsqueeze(1) * s.velocities).abs().max() < 1e-12
     assert s.degrees_of_freedom.tolist() == [21.0, 6.0]
+
+
+def test_scalars_see_the_forces_that_hold_the_centre_of_mass():
+    s = state(fix_com=True)
+    s.positions += 0.1
+    totals = Evaluator(Declares(1.0), springs)(s, "power", "fmax")
+    torch.testing.assert_close(totals["power"], s.sum_systems((s.forces * s.velocities).sum(1)))
+    torch.testing.assert_close(totals["fmax"], longest(s, s.forces))
 
 
 def test_what_a_state_refuses():

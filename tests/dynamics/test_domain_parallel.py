@@ -12,8 +12,9 @@ from ase.md.verlet import VelocityVerlet
 
 import md
 import parity
-from nvdd import FIRE, NPT, Batch, DomainConfig, DomainParallel, DynamicsState, InputError, ShardedBatch
+from nvdd import FIRE, NPT, NVE, Batch, DomainConfig, DomainParallel, DynamicsState, InputError, ShardedBatch
 from nvdd.communicator import Communicator
+from nvdd.dynamics.hooks import Hook
 from nvdd_ase import NVDDCalculator
 
 STEPS, TIMESTEP = 200, 4.0
@@ -122,6 +123,44 @@ def test_no_rank_but_the_first_has_all_atoms(ranks):
     """256 atoms on 4 ranks: no tensor of atoms on ranks 1 to 3 is nearly so long."""
     for rows, owned in ranks.run(4, memory_on_rank)[1:]:
         assert owned == 64 and rows == 64
+
+
+class Opens(Hook):
+    """Counts, and fails the first time on one rank."""
+
+    def __init__(self, fails_on: int | None = None) -> None:
+        super().__init__(100)
+        self.opened, self.called, self.fails_on = 0, 0, fails_on
+
+    def open(self, run) -> None:
+        self.opened += 1
+        if run.comm.rank == self.fails_on and self.opened == 1:
+            raise InputError("not yet")
+
+    def __call__(self, run, seen) -> None:
+        self.called += 1
+
+
+def begins_twice_on_rank(comm: Communicator):
+    hooks = [Opens(), Opens(fails_on=comm.size - 1)]
+    run = DomainParallel(NVE(2.0), parity.wrapper("lj"), DomainConfig(mesh=comm), hooks)
+    run.partition(Batch.from_atoms(md.hot_argon((2, 2, 2))) if comm.rank == 0 else None)
+    with pytest.raises(InputError, match="not yet"):
+        run.run(3)
+    forces = run.state.forces.abs().max()
+    run.run(3)
+    rows = run.batch.gather_rows(["positions"])
+    return float(forces), [(hook.opened, hook.called) for hook in hooks], rows and rows["positions"].numpy()
+
+
+def test_a_run_that_could_not_begin_can_begin_again(ranks):
+    """Nothing is computed with the forces of zero that atoms have before; hooks that are open stay open."""
+    expected = ranks.run(1, md.run_on_rank, "lj", md.hot_argon((2, 2, 2)), NVE(2.0), 3, {})[0]["positions"]
+    for size in (1, 2):
+        found = ranks.run(size, begins_twice_on_rank)
+        for forces, counts, _ in found:
+            assert forces == 0.0 and counts == [(1, 1), (2, 1)]
+        assert np.abs(found[0][2] - expected).max() < 1e-10
 
 
 def test_what_is_refused():

@@ -9,6 +9,7 @@ import ase.io
 import h5py
 import numpy as np
 import pytest
+import torch
 from ase import units
 from rich.console import Console
 
@@ -85,6 +86,15 @@ def test_an_observation_is_what_ase_says():
     assert float(seen.fmax) == pytest.approx(np.linalg.norm(expected.forces, axis=1).max(), rel=1e-11)
 
 
+def test_fixed_atoms_count_in_the_density():
+    atoms, hook = md.hot_argon((2, 2, 2)), Sees(1, HookScope.GLOBAL)
+    made = DomainParallel(NVE(1.0), parity.wrapper("lj"), DomainConfig(mesh=ONE), [hook])
+    made.partition(Batch.from_atoms(atoms), fixed=torch.arange(len(atoms)) < 20)
+    made.run(0)
+    expected = atoms.get_masses().sum() / atoms.get_volume() / 0.602214076
+    assert float(hook.seen[0].density) == pytest.approx(expected, rel=1e-8)
+
+
 def test_logs_and_trajectories_go_on_from_a_checkpoint(tmp_path):
     """The first run dies 3 steps after its checkpoint; what the second writes takes the place of these."""
     make = lambda: [
@@ -119,6 +129,60 @@ def test_logs_and_trajectories_go_on_from_a_checkpoint(tmp_path):
         assert len(file["observables/potential_energy/value"]) == 9
 
 
+def steps_in(folder) -> list[list[int]]:
+    """Of the log and both trajectories."""
+    with open(folder / "log.csv", newline="") as file:
+        found = [[int(line["step"]) for line in csv.DictReader(file)]]
+    found.append([frame.info["step"] for frame in ase.io.read(folder / "frames.extxyz", ":")])
+    with h5py.File(folder / "frames.h5") as file:
+        found.append(file["particles/all/position/step"][:].tolist())
+        assert len(file["observables/potential_energy/value"]) == len(found[-1])
+    return found
+
+
+def files(folder, every: int) -> list[Hook]:
+    hooks = [CSVLog(folder / "log.csv", 1), Trajectory(folder / "frames.extxyz", 1), Trajectory(folder / "frames.h5", 1)]
+    return [*hooks, Checkpoint(folder / "run.ckpt", every)]
+
+
+def test_files_are_cut_when_they_are_opened(tmp_path):
+    run(files(tmp_path, 2), 3)
+    run(files(tmp_path, 2), 0, path=str(tmp_path / "run.ckpt"))
+    assert steps_in(tmp_path) == [[0, 1, 2]] * 3
+
+
+def test_files_go_on_from_a_checkpoint_of_step_zero(tmp_path):
+    run(files(tmp_path, 100), 2)
+    run(files(tmp_path, 100), 3, path=str(tmp_path / "run.ckpt"))
+    assert steps_in(tmp_path) == [[0, 1, 2, 3]] * 3
+
+
+def test_a_log_is_there_at_any_moment_of_a_restart(tmp_path, monkeypatch):
+    """It is written under another name and renamed when it is whole."""
+    run(files(tmp_path, 2), 3)
+    text = (tmp_path / "log.csv").read_text()
+
+    def killed(*_) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as at:
+        at.setattr("os.replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(files(tmp_path, 2), 1, path=str(tmp_path / "run.ckpt"))
+    assert (tmp_path / "log.csv").read_text() == text
+
+
+def test_time_goes_on_from_a_checkpoint_with_another_timestep(tmp_path):
+    run(files(tmp_path, 1), 2, timestep=2.0)
+    run(files(tmp_path, 1), 2, timestep=0.5, path=str(tmp_path / "run.ckpt"))
+    expected = [0.0, 2.0, 4.0, 4.5, 5.0]
+    with open(tmp_path / "log.csv", newline="") as file:
+        assert [float(line["time_fs"]) for line in csv.DictReader(file)] == expected
+    assert [frame.info["time_fs"] for frame in ase.io.read(tmp_path / "frames.extxyz", ":")] == expected
+    with h5py.File(tmp_path / "frames.h5") as file:
+        assert file["particles/all/position/time"][:].tolist() == expected
+
+
 def test_table_and_progress():
     text = io.StringIO()
     run([TableLog(2, console=Console(file=text, width=200)), ProgressBar(6)])
@@ -129,6 +193,26 @@ def test_table_and_progress():
 def test_stop_when():
     made = run([StopWhen(lambda seen: seen.step >= 3)], 100)
     assert made.state.step == 3
+
+
+class StopsAt(Hook):
+    """On one rank, or on those that call it."""
+
+    def __init__(self, scope: HookScope, step: int, rank: int | None = None) -> None:
+        super().__init__()
+        self.scope, self.step, self.rank = scope, step, rank
+
+    def __call__(self, run, seen) -> None:
+        self.stops = seen.step >= self.step and self.rank in (None, run.comm.rank)
+
+
+def stops_on_rank(comm: Communicator):
+    hooks = [StopsAt(HookScope.RANK_ZERO, 2), StopsAt(HookScope.LOCAL, 3, rank=1), StopsAt(HookScope.GLOBAL, 4, rank=0)]
+    return [run([hook], 10, comm=comm).state.step for hook in hooks]
+
+
+def test_a_hook_that_stops_on_one_rank_stops_all(ranks):
+    assert ranks.run(2, stops_on_rank, timeout=60.0) == [[2, 3, 4]] * 2
 
 
 def test_guards():

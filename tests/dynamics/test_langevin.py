@@ -84,5 +84,5 @@ def test_what_is_refused():
         Langevin(1.0, 300.0, 0)
     with pytest.raises(InputError, match=r"temperature must be a number that is zero or above \(K\), got -3"):
         Langevin(1.0, -3)
-    with pytest.raises(InputError, match="a seed must be a whole number"):
+    with pytest.raises(InputError, match="Langevin: seed must be a whole number"):
         Langevin(1.0, 300.0, seed=-1)

@@ -63,6 +63,24 @@ def test_trajectory_of_200_steps_is_that_of_one_process(ranks, name, size):
     compare(ranks, size, name, 200)
 
 
+@pytest.mark.parametrize("name", ["NVE", "Langevin"])
+def test_several_systems_over_ranks(ranks, name):
+    """Each is divided among the ranks by itself, and its atoms move between them."""
+    systems = [md.hot_argon((2, 2, 2)), md.hot_argon((3, 2, 2), 200.0, seed=7), md.hot_argon((2, 2, 3), seed=8)]
+    steps, options = 20, {"skin": 0.4, "migration_hysteresis": 0.0}
+    alone = one_process.Simulation(systems, parity.wrapper("lj"), DYNAMICS[name])
+    alone.run(steps)
+    parts = ranks.run(2, md.run_on_rank, "lj", systems, DYNAMICS[name], steps, options)
+    assert all(part["migrated"] > 0 and part["builds"] > 1 for part in parts)
+    expected = alone.to_atoms()
+    positions = np.concatenate([atoms.positions for atoms in expected])
+    velocities = np.concatenate([atoms.get_velocities() for atoms in expected])
+    assert np.abs(parts[0]["positions"] - positions).max() < 1e-8
+    assert np.abs(parts[0]["velocities"] - velocities).max() < 1e-8
+    for part in parts:
+        np.testing.assert_allclose(part["conserved"], alone.conserved, rtol=0, atol=1e-9)
+
+
 def volumes_on_rank(comm: Communicator, dynamics: NPT, steps: int) -> list[float]:
     """Runs on each rank: the volume after each step."""
     run = DomainParallel(dynamics, parity.wrapper("lj"), DomainConfig(mesh=comm, **SKIN))

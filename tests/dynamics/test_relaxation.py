@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ase.constraints import FixAtoms
+from ase.constraints import FixAtoms, FixCom
+from ase.optimize import FIRE as AseFIRE
+from ase.optimize import LBFGS as AseLBFGS
 
 import one_process
 import parity
@@ -43,6 +45,16 @@ def test_fixed_atoms_stay(name):
     assert run.run(300)
     moved = run.to_atoms()[0].positions - atoms.positions
     assert (moved[[1, 2]] == 0).all() and np.abs(moved[[0, 3]]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("name", "ase"), [("FIRE", AseFIRE), ("LBFGS", AseLBFGS)])
+def test_the_centre_of_mass_stays_where_ase_holds_it(name, ase):
+    """Of atoms of different masses, step for step as ASE's FixCom has it."""
+    atoms = one_process.argon(1, 0.2)
+    atoms.set_masses([40.0, 10.0, 20.0, 4.0])
+    atoms.set_constraint(FixCom())
+    run, _ = one_process.compare("lj", OPTIMISERS[name](1e-9), lambda atoms: ase(atoms, logfile=None), 30, atoms)
+    assert np.abs(run.to_atoms()[0].get_center_of_mass() - atoms.get_center_of_mass()).max() < 1e-12
 
 
 def test_a_converged_structure_is_left_alone():

@@ -9,6 +9,18 @@ from ase.constraints import FixAtoms, FixCom, FixedPlane
 import one_process
 import parity
 from nvdd import FIRE, NVE, InputError, Simulation
+from nvdd.dynamics.hooks import Hook
+from nvdd.dynamics.logs import StopWhen
+
+
+class Closes(Hook):
+    closed = False
+
+    def __call__(self, run, seen) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def test_structures_come_back_as_they_were_given():
@@ -32,6 +44,16 @@ def test_steps_are_counted_on_and_shown():
     assert not run.run(1, lambda run: seen.append(run.state.step))
     assert seen == [1, 2, 3]
     assert Simulation(one_process.argon(1, 0.0), parity.wrapper("lj"), FIRE(1.0)).run(5, seen.append)
+
+
+def test_hooks_stop_it_and_are_closed(tmp_path):
+    """Also where each step is shown."""
+    shown = []
+    hooks = [StopWhen(lambda seen: seen.step >= 2), last := Closes()]
+    with Simulation(one_process.argon(1), parity.wrapper("lj"), NVE(1.0), hooks) as run:
+        assert not run.run(5, shown.append) and run.state.step == 2
+        assert not run.run(5, shown.append) and run.state.step == 2
+    assert last.closed
 
 
 def test_constraints():

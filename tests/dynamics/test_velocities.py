@@ -39,6 +39,17 @@ def test_momentum_and_exact_temperature():
     assert run.temperature == pytest.approx([250.0, 250.0], rel=1e-12)
 
 
+def test_systems_of_one_atom_keep_their_velocity_beside_others():
+    one = Atoms("Ar", positions=[[0.0, 0.0, 0.0]])
+    run = drawn([one_process.argon(1), one], 250.0, exact=True)
+    state = run.state
+    momenta = state.sum_systems(state.masses.unsqueeze(1) * state.velocities)
+    assert momenta[0].abs().max() < 1e-12 and momenta[1].abs().min() > 1e-3
+    assert run.temperature == pytest.approx([250.0, 250.0], rel=1e-12)
+    with pytest.raises(InputError, match="zero_momentum leaves the only atom of system 0 that can move at rest"):
+        drawn(one, zero_momentum=True, exact=True)
+
+
 def test_an_atom_has_the_same_velocity_wherever_it_stands():
     atoms = one_process.argon()
     state = drawn(atoms, zero_momentum=False).state

@@ -10,7 +10,7 @@ from scipy import stats
 
 import one_process
 import parity
-from nvdd import CSVR, InputError, Simulation, VelocityRescale
+from nvdd import CSVR, NPT, InputError, Langevin, NoseHoover, Simulation, VelocityRescale
 from nvdd.dynamics.velocity_rescale import chi_squares
 
 
@@ -75,10 +75,14 @@ def test_plain_rescaling_sets_the_temperature():
 
 def test_what_is_refused():
     still = one_process.argon(kelvin=0.0)
-    for dynamics in (CSVR(1.0, 300.0), VelocityRescale(1.0, 300.0)):
+    for dynamics in (CSVR(1.0, 300.0), VelocityRescale(1.0, 300.0), NoseHoover(1.0, 300.0), NPT(1.0, 300.0)):
         with pytest.raises(InputError, match=r"scales velocities, but those of system 0 are all zero"):
             Simulation(still, parity.wrapper("lj"), dynamics).run(1)
     with pytest.raises(InputError, match="CSVR: temperature must be a positive number"):
         CSVR(1.0, 0.0)
+    for seed in (2**64, -1, 1.5, True):
+        for integrator in (CSVR, Langevin):
+            with pytest.raises(InputError, match=rf"{integrator.__name__}: seed must be .* from 0 to 2\*\*64 - 1, got {seed}"):
+                integrator(1.0, 300.0, seed=seed)
     with pytest.raises(InputError, match="VelocityRescale: interval must be a whole number from 1 on, got 0"):
         VelocityRescale(1.0, 300.0, interval=0)

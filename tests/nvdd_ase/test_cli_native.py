@@ -64,6 +64,17 @@ def test_a_run_and_its_restart_are_one_run(argon):
         )
 
 
+def test_a_restart_without_a_seed_takes_the_checkpoint_s(argon):
+    """The noise goes on as if the run had never ended."""
+    options = ["--ensemble", "langevin", "--temperature", 50, "--timestep", 4, "--interval", 2]
+    nvdd(*options, "--seed", 3, "--steps", 2, "--checkpoint", "run.ckpt")
+    nvdd(*options, "--steps", 2, "--restart", "run.ckpt")
+    nvdd(*options, "--seed", 3, "--steps", 4, "-o", "whole.extxyz")
+    end, expected = ase.io.read("ar-md.extxyz"), ase.io.read("whole.extxyz")
+    assert end.info["step"] == expected.info["step"] == 4
+    assert np.abs(end.positions - expected.positions).max() < 1e-7
+
+
 MISTAKES = {
     "engine": (["--engine", "lammps"], "unknown --engine 'lammps'; choose one of ase, native"),
     "ase with a checkpoint": (["--engine", "ase", "--checkpoint", "x"], "--checkpoint: only with --engine native"),

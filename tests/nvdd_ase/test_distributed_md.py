@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from ase import Atoms, units
 from ase.build import bulk
-from ase.constraints import FixAtoms, FixBondLength
+from ase.constraints import FixAtoms, FixBondLength, FixCom
 from ase.md.verlet import VelocityVerlet
 
 from launching import MPIRUN, run
-from nvdd import InputError, RankError
+from nvdd import FIRE, NPT, NVE, InputError, Langevin, NoseHoover, NvddError, RankError
+from nvdd.dynamics.logs import StopWhen
 from nvdd_ase import DistributedMD, NVDDCalculator
 
 LJ = {"epsilon": {"Ar": 0.0104, "Ne": 0.0031}, "sigma": {"Ar": 3.4, "Ne": 2.8}, "cutoff": 6.5, "mixing": "arithmetic"}
@@ -67,6 +68,78 @@ def test_velocities_are_drawn_alike_on_any_number_of_ranks():
     assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-10) and 20 < temperatures[0] < 140
 
 
+WORDS = {
+    "nve": ({}, NVE(2.0)),
+    "langevin": ({"temperature": 60.0, "seed": 2}, Langevin(2.0, 60.0, seed=2)),
+    "nvt": ({"temperature": 60.0}, NoseHoover(2.0, 60.0)),
+    "npt": ({"temperature": 60.0}, NPT(2.0, 60.0)),
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_and_its_object_treat_the_momentum_alike(word):
+    """Of atoms that drift: ``nve`` keeps the drift, a thermostat or barostat of the whole takes it off."""
+    options, integrator = WORDS[word]
+    by_word, by_object = crystal(), crystal()
+    drift = by_word.get_momenta().sum(0)
+    with md(by_word, ensemble=word, timestep=2.0, **options) as run:
+        run.run(2)
+    with md(by_object, ensemble=integrator) as run:
+        run.run(2)
+    assert np.abs(by_word.get_momenta() - by_object.get_momenta()).max() < 1e-10
+    left = np.abs(by_word.get_momenta().sum(0))
+    if word == "nve":
+        np.testing.assert_allclose(left, np.abs(drift), rtol=1e-9)
+    else:
+        assert (left < 1e-9).all() == (word != "langevin")
+
+
+ENDS = {
+    "without steps": ({}, 0, 0),
+    "converged": ({"ensemble": FIRE(fmax=100.0)}, 5, 0),
+    "stopped": ({"hooks": [StopWhen(lambda seen: seen.step >= 2)]}, 5, 2),
+    "stopped at the last step": ({"hooks": [StopWhen(lambda seen: seen.step >= 2)]}, 2, 2),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_stress_is_there_however_a_run_ends(end):
+    options, steps, done = ENDS[end]
+    atoms = crystal()
+    with md(atoms, **options) as run:
+        assert run.run(steps) is (end != "without steps") and run.step == done
+        expected = atoms.copy()
+    with NVDDCalculator("lj", model_options=LJ, device="cpu") as calculator:
+        expected.calc = calculator
+        assert np.abs(atoms.get_stress() - expected.get_stress()).max() < 1e-14
+
+
+def test_progress_and_observers_have_intervals_of_their_own():
+    shown, attached = [], []
+    with md(crystal()) as run:
+        run.attach(lambda run: attached.append(run.step))
+        run.run(2)
+        run.run(12, lambda done, record: shown.append((done, record["step"])), every=5)
+        with pytest.raises(InputError, match="every must be at least 1, got 0"):
+            run.run(1, print, every=0)
+    assert attached == list(range(1, 15)) and shown == [(5, 7), (10, 12), (12, 14)]
+
+
+def test_a_checkpoint_that_can_t_be_written_is_an_error_and_the_run_goes_on(tmp_path):
+    (tmp_path / "taken.ckpt" / "inside").mkdir(parents=True)
+    with md(crystal(), 2) as run:
+        with pytest.raises(InputError, match="can't be written: there is no folder"):
+            run.save(tmp_path / "none" / "run.ckpt")
+        with pytest.raises(InputError, match=r"no checkpoint can be written to .*taken.ckpt: .*directory"):
+            run.save(tmp_path / "taken.ckpt")
+        assert os.listdir(tmp_path) == ["taken.ckpt"]
+        run.run(2)
+        run.save(tmp_path / "run.ckpt")
+        assert run.step == 2 and (tmp_path / "run.ckpt").is_file()
+    with pytest.raises(NvddError, match="the ranks are closed"):
+        run.save(tmp_path / "run.ckpt")
+
+
 def test_what_is_refused():
     with pytest.raises(InputError, match="ensemble nvt needs a temperature"):
         md(crystal(), ensemble="nvt")
@@ -82,11 +155,51 @@ def test_what_is_refused():
         md(atoms)
 
 
+def other(change: str) -> Atoms:
+    atoms = crystal()
+    if change == "numbers":
+        atoms.numbers[7] = 10
+    elif change == "masses":
+        masses = atoms.get_masses()
+        masses[3] = 40.5
+        atoms.set_masses(masses)
+    elif change == "pbc":
+        atoms.pbc[2] = False
+    elif change == "fixed":
+        atoms.set_constraint(FixAtoms([2]))
+    else:
+        atoms.set_constraint(FixCom())
+    return atoms
+
+
 def test_another_structure_than_the_checkpoint_s(tmp_path):
-    with md(crystal(), checkpoint=tmp_path / "run.ckpt") as run:
-        run.run(1)
+    """Is refused on all ranks, before the files of the run are cut."""
+    path, log = tmp_path / "run.ckpt", tmp_path / "run.csv"
+    with md(crystal(), checkpoint=path, log=log, interval=1) as run:
+        run.run(2)
+    (tmp_path / "run.csv").write_text(text := log.read_text() + "999" + "," * 13 + "\n")
     with pytest.raises(InputError, match="has 48 atoms, and these are 47"):
-        md(crystal()[:47], restart=tmp_path / "run.ckpt")
+        md(crystal()[:47], restart=path, log=log)
+    for change, message in {
+        "numbers": "atomic_numbers of atom 7 is 18 there and 10 here, and 1 differ: give the structure",
+        "masses": "masses of atom 3 is 39.948 there and 40.5 here",
+        "pbc": r"was written of atoms with pbc = \[True, True, True\], and these have \[True, True, False\]",
+        "fixed": "fixed of atom 2 is 0 there and 1 here",
+        "fix_com": "was written of atoms with fix_com = False, and these have True",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            md(other(change), 2 if change == "masses" else 1, restart=path, log=log)
+    assert log.read_text() == text
+
+
+def test_velocities_come_back_as_they_are():
+    """ASE's constraints stand aside: FixCom would take the drift off that ``fix_com=False`` lets the atoms have."""
+    atoms = crystal()
+    drift = atoms.get_momenta().sum(0)
+    atoms.set_constraint(FixCom())
+    with md(atoms, fix_com=False) as run:
+        run.run(1)
+    np.testing.assert_allclose(atoms.get_momenta().sum(0), drift, rtol=1e-9)
 
 
 LANGEVIN = {"ensemble": "langevin", "temperature": 60.0, "timestep": 2.0}
