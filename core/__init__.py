@@ -48,6 +48,7 @@ _PUBLIC = {
     "ShardedStoragePolicy": "nvdd.policy",
     "StoragePolicy": "nvdd.policy",
     "Communicator": "nvdd.communicator",
+    "IndexPartitioner": "nvdd.index_partition",
     "SpatialPartitioner": "nvdd.partition",
     "ExchangePlan": "nvdd.plan",
     "Role": "nvdd.roles",
