@@ -81,6 +81,7 @@ _PUBLIC = {
     "distributed_method": "nvdd.verbs",
     "localize": "nvdd.verbs",
     "neighbor_refresh_adapters": "nvdd.verbs",
+    "gather_atoms": "nvdd.verbs",
     "refresh_neighbors": "nvdd.verbs",
     "scatter_to_owners": "nvdd.verbs",
     "system_sum": "nvdd.verbs",
