@@ -9,6 +9,7 @@ from typing import Any
 
 from nvdd.communicator import Communicator
 from nvdd.errors import InputError
+from nvdd.index_partition import GRAPH_PLANS
 from nvdd.partition import BALANCES
 
 
@@ -16,6 +17,7 @@ class StrategyKind(str, Enum):
     """How a model is divided over ranks."""
 
     HALO = "halo"  # domains in space; remote rows through a halo
+    GRAPH_PARTITION = "graph"  # runs of a list of atoms; geometry on every rank, features of owned atoms
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class DomainConfig:
         mesh_dim: the dimension of a mesh of several dimensions over which atoms are divided.
         grid_dims: ranks along each cell vector; None to choose.
         balance: ``"auto"``, ``"grid"`` or ``"rcb"``, see `SpatialPartitioner`.
-        strategy: `StrategyKind`.
+        strategy: `StrategyKind`, or its value, ``"halo"`` or ``"graph"``.
+        graph_plan: of the strategy ``"graph"``: ``"curve"`` or ``"blocks"``, see `IndexPartitioner`.
         compile: only False in this version.
         ghost_width: A; within which `DomainParallel` looks for the atoms of other ranks. None for cutoff + skin; more
             than that makes searches rarer, as a larger skin does.
@@ -50,6 +53,7 @@ class DomainConfig:
     grid_dims: Sequence[int] | None = None
     balance: str = "auto"
     strategy: StrategyKind = StrategyKind.HALO
+    graph_plan: str = "curve"
     device: Any = None
     compile: bool = False
     ghost_width: float | None = None
@@ -70,6 +74,21 @@ class DomainConfig:
         except ValueError:
             words = ", ".join(repr(k.value) for k in StrategyKind)
             raise InputError(f"DomainConfig: strategy must be one of {words}, got {self.strategy!r}") from None
+        self._check_graph_plan()
+
+    def _check_graph_plan(self) -> None:
+        if self.graph_plan not in GRAPH_PLANS:
+            raise InputError(
+                f"DomainConfig: graph_plan must be one of {', '.join(map(repr, GRAPH_PLANS))}, got {self.graph_plan!r}"
+            )
+        if self.strategy is not StrategyKind.GRAPH_PARTITION:
+            return
+        if self.grid_dims is not None or self.balance != "auto":
+            what = f"balance={self.balance!r}" if self.grid_dims is None else f"grid={tuple(self.grid_dims)!r}"
+            raise InputError(
+                f"DomainConfig: strategy 'graph' divides the list of atoms in equal parts, and {what} is of domains in "
+                "space; leave it out, or take strategy='halo'"
+            )
 
     def _check_motion(self) -> None:
         if self.compile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,6 +24,13 @@ class AtomDirectory:
     owner: Tensor
     row: Tensor
     ids: Tensor
+    _of_all: list[tuple[ExchangePlan, Tensor]] = field(default_factory=list, init=False, repr=False)
+
+    def plan_of_all(self, comm: Communicator, n_owned: int) -> tuple[ExchangePlan, Tensor]:
+        """`plan` of all atoms in the order of their ids, made once for this division of atoms; collective."""
+        if not self._of_all:
+            self._of_all.append(self.plan(comm, n_owned, torch.arange(len(self.owner), device=self.owner.device)))
+        return self._of_all[0]
 
     def plan(self, comm: Communicator, n_owned: int, ids: Tensor) -> tuple[ExchangePlan, Tensor]:
         """The exchange that brings rows of the atoms ``ids``, any shape, from wherever they are; collective.

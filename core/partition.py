@@ -52,7 +52,7 @@ class SpatialPartitioner:
         if self.n_ranks == 1 or n == 0:
             return np.zeros(n, np.int64)
         frame = Frame.of(cell, pbc)
-        unit, lengths = self._unit_coordinates(positions, frame)
+        unit, lengths = unit_coordinates(positions, frame)
         if self.balance == "rcb":
             return _bisect(unit, lengths, self.n_ranks)
         owner = _grid_owner(unit, self.grid or best_grid(self.n_ranks, lengths))
@@ -62,17 +62,33 @@ class SpatialPartitioner:
                 return _bisect(unit, lengths, self.n_ranks)
         return owner
 
-    @staticmethod
-    def _unit_coordinates(positions: np.ndarray, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
-        """Coordinates in [0, 1] on every axis, and the extent of each axis in A."""
-        scaled, _ = frame.wrap(positions)
-        lengths = frame.heights.copy()
-        for axis in np.flatnonzero(~frame.pbc):
-            low, high = scaled[:, axis].min(), scaled[:, axis].max()
-            extent = max(high - low, 1e-9)
-            scaled[:, axis] = (scaled[:, axis] - low) / extent
-            lengths[axis] = extent * frame.heights[axis]
-        return scaled, lengths
+    def divide(
+        self, positions: np.ndarray, cells: np.ndarray, pbc: np.ndarray, members: Sequence[np.ndarray]
+    ) -> np.ndarray:
+        """(N,) owner rank of each atom of several systems, each divided by itself.
+
+        Args:
+            positions: (N, 3) A.
+            cells: (n_systems, 3, 3) A.
+            pbc: (n_systems, 3) bool.
+            members: of each system the indices of its atoms.
+        """
+        owner = np.zeros(len(positions), np.int64)
+        for k, atoms in enumerate(members):
+            owner[atoms] = self.assign(positions[atoms], cells[k], pbc[k])
+        return owner
+
+
+def unit_coordinates(positions: np.ndarray, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates in [0, 1] on every axis, and the extent of each axis in A."""
+    scaled, _ = frame.wrap(positions)
+    lengths = frame.heights.copy()
+    for axis in np.flatnonzero(~frame.pbc):
+        low, high = scaled[:, axis].min(), scaled[:, axis].max()
+        extent = max(high - low, 1e-9)
+        scaled[:, axis] = (scaled[:, axis] - low) / extent
+        lengths[axis] = extent * frame.heights[axis]
+    return scaled, lengths
 
 
 def _whole_numbers(values: Sequence[int]) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ __all__ = [
     "autograd_target",
     "current_dd_context",
     "distributed_method",
+    "gather_atoms",
     "localize",
     "neighbor_refresh_adapters",
     "refresh_neighbors",
@@ -92,6 +93,46 @@ def refresh_neighbors(x: Tensor, pad: bool = False) -> Tensor:
                 return promote(rows, Role.PADDED, meta)
     _check_crosses(meta, "refresh_neighbors")
     return promote(fetch(to_local(x)[: meta.n_owned], meta.plan, "refresh of neighbours"), Role.PADDED, meta)
+
+
+def gather_atoms(x: Tensor) -> Tensor:
+    """Rows of all atoms on every rank, in the order of the input: keys and values of an attention over all pairs.
+
+    Queries stay with their owners, so that each rank computes (n_owned, n_atoms) pairs::
+
+        weights = torch.softmax(query @ gather_atoms(key).T + bias, 1)
+        h = h + weights @ gather_atoms(value)
+
+    Args:
+        x: (n_rows, ...) per-atom values.
+
+    Returns:
+        (n_atoms, ...) a plain tensor, the same on every rank; in one process ``x``. Its gradients go back to the owners,
+        which sum them.
+
+    Raises:
+        DistributedOpError: ``x`` has no rows of atoms, or the host of this run (LAMMPS, native dynamics) does not tell
+            where all atoms are.
+    """
+    context = context_of((x,))
+    if context is None:
+        return x
+    meta = context.meta
+    if not (isinstance(x, ShardTensor) and x._row_dim == 0 and (x._role.is_atoms or _is_system_of_atoms(x))):
+        what = x._role.value if isinstance(x, ShardTensor) else f"a plain tensor of shape {tuple(x.shape)}"
+        raise DistributedOpError(f"gather_atoms takes rows of atoms in the first dimension, and this is: {what}")
+    _check_crosses(meta, "gather_atoms")
+    if meta.directory is None:
+        raise DistributedOpError(
+            "gather_atoms needs to know where every atom is, which the host of this run (LAMMPS, native dynamics) does not "
+            "tell: models of all pairs run from ASE, with NVDDCalculator"
+        )
+    plan, rows = meta.directory.plan_of_all(meta.comm, meta.n_owned)
+    return fetch(to_local(x)[: meta.n_owned], plan, "gather of all atoms").index_select(0, rows)
+
+
+def _is_system_of_atoms(x: ShardTensor) -> bool:
+    return x._role is Role.SYSTEM_INDEX and x._entry in (Role.OWNED, Role.PADDED)
 
 
 def scatter_to_owners(out: Tensor) -> Tensor:

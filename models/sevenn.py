@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from nvdd.config import StrategyKind
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.registry import ModelFamily
 from nvdd.shard_tensor import to_local
-from nvdd.specs import SPEC_MPNN_HALO, MLIPSpec
+from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, MLIPSpec
 
 _INSTALL = "pip install 'sevenn>=0.11'"
 _SHIPPED = ("7net-0", "7net-0_22May2024", "7net-l3i5", "7net-mf-0")
@@ -116,8 +117,8 @@ class SevenNetWrapper(torch.nn.Module, BaseModelMixin):
         }
 
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec:
-        """Owned rows, halo rows fetched where senders are gathered."""
-        return SPEC_MPNN_HALO
+        """Owned rows, remote ones fetched where senders are gathered."""
+        return SPEC_MPNN_GP if strategy is StrategyKind.GRAPH_PARTITION else SPEC_MPNN_HALO
 
 
 def _import_sevenn() -> None:

@@ -38,7 +38,10 @@ class NVDDCalculator(Calculator):
             with the block before them (``{"dftd3.cutoff": 12.0}``).
         balance: ``"auto"``, ``"grid"`` or ``"rcb"``: how atoms are divided.
         grid: ranks along each cell vector, for example (2, 1, 1); None to choose.
-        strategy: ``"halo"``.
+        strategy: ``"halo"``: each rank has a domain in space; ``"graph"``: every rank has all positions, and computes
+            an equal part of the list of atoms (docs/strategies.md).
+        graph_plan: of ``"graph"``: ``"curve"`` (parts along a space-filling curve, rows that edges read are exchanged)
+            or ``"blocks"`` (parts in the order of the atoms, all rows are gathered).
         start_timeout, timeout: seconds that ranks may take to start and to evaluate; None for no limit. A rank
             that dies is noticed at once either way.
         kwargs: as for every ASE calculator: ``atoms``, ``label``, ``directory``.
@@ -81,6 +84,7 @@ class NVDDCalculator(Calculator):
         balance: str = "auto",
         grid: Sequence[int] | None = None,
         strategy: str = "halo",
+        graph_plan: str = "curve",
         start_timeout: float | None = 300.0,
         timeout: float | None = None,
         **kwargs: Any,
@@ -100,7 +104,7 @@ class NVDDCalculator(Calculator):
         options = inputs.checked_options(model, model_options)
         self._engine_arguments = {
             "dtype": inputs.checked_dtype(dtype),
-            "domain": inputs.checked_domain(skin, balance, grid, strategy, self._ranks),
+            "domain": inputs.checked_domain(skin, balance, grid, strategy, self._ranks, graph_plan),
             "model": inputs.checked_model(model, options),
             "options": options,
         }

@@ -24,6 +24,7 @@ from nvdd_ase.cli_options import (
     Device,
     Dtype,
     File,
+    GraphPlan,
     Index,
     Model,
     NptMode,
@@ -33,6 +34,7 @@ from nvdd_ase.cli_options import (
     Ranks,
     Restart,
     Skin,
+    Strategy,
     TauP,
     TauT,
 )
@@ -79,13 +81,15 @@ def _root(
 
 @contextmanager
 def _calculator(
-    model: str, options: dict[str, Any], ranks: int, device: str | None, dtype: str | None, skin: float
+    model: str, options: dict[str, Any], ranks: int, device: str | None, dtype: str | None, skin: float, strategy: str,
+    graph_plan: str,
 ) -> Iterator[Any]:
     """The calculator, its start announced; closed at the end."""
     from nvdd_ase import NVDDCalculator
 
     start = time.perf_counter()
-    with NVDDCalculator(model, ranks=ranks, device=device, dtype=dtype, skin=skin, model_options=options) as calculator:
+    where = {"ranks": ranks, "device": device, "strategy": strategy, "graph_plan": graph_plan}
+    with NVDDCalculator(model, dtype=dtype, skin=skin, model_options=options, **where) as calculator:
         seconds = time.perf_counter() - start
         report.say(f"model       {model}, {ranks} rank{'s' * (ranks > 1)}, ready in {seconds:.1f} s")
         yield calculator
@@ -101,6 +105,8 @@ def md(
     device: Device = None,
     dtype: Dtype = None,
     skin: Skin = 0.5,
+    strategy: Strategy = "halo",
+    graph_plan: GraphPlan = "curve",
     engine: Annotated[
         str, typer.Option(metavar="ase|native", help="ASE's integrators, or nvdd's: atoms stay on their ranks.")
     ] = "ase",
@@ -131,6 +137,7 @@ def md(
 ) -> None:
     """Run molecular dynamics; writes a trajectory and a log (CSV)."""
     if given.check_engine(engine, npt_mode, tau_t, tau_p, checkpoint, restart) == "native":
+        given.check_native_strategy(strategy)
         from nvdd_ase.cli_native import run_native
 
         run_native(
@@ -143,7 +150,7 @@ def md(
     from nvdd_ase.plots import check_plot, plot_md
 
     options = given.parse_options(option or [])
-    given.check_calculator_options(ranks, dtype, skin)
+    given.check_calculator_options(ranks, dtype, skin, strategy, graph_plan)
     given.check_count("steps", steps, 0)
     given.check_count("interval", interval, 1)
     seed = secrets.randbelow(2**31) if seed is None else seed
@@ -162,7 +169,7 @@ def md(
     report.say(f"velocities  {prepare_velocities(atoms, settings)}")
     if ensemble == "langevin":
         report.say(f"noise       seed {seed}")
-    with _calculator(model, options, ranks, device, dtype, skin) as calculator:
+    with _calculator(model, options, ranks, device, dtype, skin, strategy, graph_plan) as calculator:
         atoms.calc = calculator
         atoms.get_forces()  # the first call loads and compiles: not part of the speed
         start = time.perf_counter()
@@ -208,6 +215,8 @@ def relax(
     device: Device = None,
     dtype: Dtype = None,
     skin: Skin = 0.5,
+    strategy: Strategy = "halo",
+    graph_plan: GraphPlan = "curve",
     fmax: Annotated[float, typer.Option(help="Largest force to leave, in eV/A.")] = 0.05,
     steps: Annotated[int, typer.Option(help="Most steps to take.")] = 500,
     optimizer: Annotated[str, typer.Option(metavar="fire|lbfgs|bfgs")] = "fire",
@@ -230,7 +239,7 @@ def relax(
     from nvdd_ase.relax import relax as run_relax
 
     options = given.parse_options(option or [])
-    given.check_calculator_options(ranks, dtype, skin)
+    given.check_calculator_options(ranks, dtype, skin, strategy, graph_plan)
     given.check_count("steps", steps, 0)
     given.check_count("interval", interval, 1)
     atoms = given.read_structure(file, index)
@@ -244,7 +253,7 @@ def relax(
         given.check_output("--plot", plot, file)
 
     report.say(f"structure   {file}: {len(atoms)} atoms, {atoms.get_chemical_formula()}")
-    with _calculator(model, options, ranks, device, dtype, skin) as calculator:
+    with _calculator(model, options, ranks, device, dtype, skin, strategy, graph_plan) as calculator:
         atoms.calc = calculator
 
         def print_state(state: RelaxStep) -> None:
@@ -283,6 +292,8 @@ def single(
     device: Device = None,
     dtype: Dtype = None,
     skin: Skin = 0.5,
+    strategy: Strategy = "halo",
+    graph_plan: GraphPlan = "curve",
     index: Annotated[str, typer.Option(help="Frame, or range of frames such as 0:100:10.")] = "-1",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Results, as .json or .extxyz.", show_default=False)
@@ -291,12 +302,12 @@ def single(
 ) -> None:
     """Compute energy, forces and stress; prints a table."""
     options = given.parse_options(option or [])
-    given.check_calculator_options(ranks, dtype, skin)
+    given.check_calculator_options(ranks, dtype, skin, strategy, graph_plan)
     frames = given.read_structures(file, index)
     if output:
         given.check_output("--output", output, file, (".json", ".extxyz", ".xyz"))
 
-    with _calculator(model, options, ranks, device, dtype, skin) as calculator:
+    with _calculator(model, options, ranks, device, dtype, skin, strategy, graph_plan) as calculator:
         results, written = _compute(frames, calculator)
     title = f"{file}, {model}"
     if len(frames) == 1:

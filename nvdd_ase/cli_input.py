@@ -14,6 +14,8 @@ from nvdd.errors import InputError
 if TYPE_CHECKING:
     from ase import Atoms
 
+STRATEGIES = ("halo", "graph")
+GRAPH_PLANS = ("curve", "blocks")
 DTYPES = ("float32", "float64")
 
 _CHARGES = ("charges", "charge", "q")  # names of a column of charges
@@ -67,13 +69,25 @@ def check_engine(engine: str, npt_mode: str, tau_t: Any, tau_p: Any, checkpoint:
     return engine
 
 
-def check_calculator_options(ranks: int, dtype: str | None, skin: float) -> None:
+def check_native_strategy(strategy: str) -> None:
+    """Raises where atoms that stay on their ranks are to be divided otherwise than in space."""
+    if strategy != "halo":
+        raise InputError(f"--engine native divides atoms in space: leave out --strategy {strategy}, or take --engine ase")
+
+
+def check_calculator_options(
+    ranks: int, dtype: str | None, skin: float, strategy: str = "halo", graph_plan: str = "curve"
+) -> None:
     """Raises for values that no calculator takes."""
     check_count("ranks", ranks, 1)
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"unknown --dtype {dtype!r}; choose one of {', '.join(DTYPES)}, or leave it out")
     if not 0 <= skin < float("inf"):
         raise InputError(f"--skin must be a length of 0 A or more, but is {skin:g} A")
+    if strategy not in STRATEGIES:
+        raise InputError(f"unknown --strategy {strategy!r}; choose one of {', '.join(STRATEGIES)}")
+    if graph_plan not in GRAPH_PLANS:
+        raise InputError(f"unknown --graph-plan {graph_plan!r}; choose one of {', '.join(GRAPH_PLANS)}")
 
 
 def read_structures(file: Path, index: str) -> list[Atoms]:

@@ -114,14 +114,18 @@ def checked_seconds(name: str, value: Any) -> float | None:
     return value
 
 
-def checked_domain(skin: Any, balance: str, grid: Sequence[int] | None, strategy: str, ranks: int) -> dict[str, Any]:
+def checked_domain(
+    skin: Any, balance: str, grid: Sequence[int] | None, strategy: str, ranks: int, graph_plan: str = "curve"
+) -> dict[str, Any]:
     """Arguments of `DomainConfig`."""
     from nvdd.config import DomainConfig
     from nvdd.partition import SpatialPartitioner
 
     if not _is_number(skin) or not math.isfinite(skin):
         raise InputError(f"skin must be a finite number of A, zero or positive, got {skin!r}")
-    domain = {"skin": float(skin), "balance": balance, "grid_dims": grid, "strategy": strategy}
+    domain = {
+        "skin": float(skin), "balance": balance, "grid_dims": grid, "strategy": strategy, "graph_plan": graph_plan,
+    }  # fmt: skip
     DomainConfig(**domain)
     SpatialPartitioner(ranks, grid, balance)
     return domain

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nvdd.communicator import Communicator
-from nvdd.config import DomainConfig
+from nvdd.config import DomainConfig, StrategyKind
 from nvdd.data import Batch
 from nvdd.dynamics.base import BaseDynamics, Evaluator
 from nvdd.dynamics.checkpoint import load_checkpoint
@@ -73,6 +73,11 @@ class DomainParallel:
         self.model: DistributedModel = model
         self.config: DomainConfig = model.config
         self.comm: Communicator = model.comm
+        if self.config.strategy is not StrategyKind.HALO:
+            raise InputError(
+                f"DomainParallel keeps atoms on the ranks of domains in space, and strategy {self.config.strategy.value!r} "
+                "has every position on every rank: leave strategy out, or take NVDDCalculator and ASE's dynamics"
+            )
         self.hooks = list(hooks)
         config, graphs = self.config, model.graphs
         width = graphs.search_cutoff if config.ghost_width is None else config.ghost_width

@@ -12,11 +12,11 @@ from torch import Tensor
 from nvdd.adapters import AdapterRegistry
 from nvdd.adapters.scripted import ScriptedCalls
 from nvdd.communicator import Communicator
-from nvdd.config import DomainConfig
+from nvdd.config import DomainConfig, StrategyKind
 from nvdd.data import Batch
 from nvdd.errors import DistributedOpError, InputError
 from nvdd.model_config import EdgeLayout, NeighborListFormat
-from nvdd.policy import HaloStoragePolicy, LocalStoragePolicy, ShardedStoragePolicy
+from nvdd.policy import GraphParallelPolicy, HaloStoragePolicy, LocalStoragePolicy, ShardedStoragePolicy
 from nvdd.roles import ShardMeta
 from nvdd.runtime.graph import LocalGraph
 from nvdd.runtime.leaves import Derivatives, EdgeVectorLeaf, PositionLeaf
@@ -25,7 +25,14 @@ from nvdd.runtime.wiring import Feed
 from nvdd.shard_tensor import to_local
 from nvdd.specs import ForceStrategy, MLIPSpec
 
-_SPATIAL = (HaloStoragePolicy, ShardedStoragePolicy, LocalStoragePolicy)
+_POLICIES = {
+    StrategyKind.HALO: (HaloStoragePolicy, ShardedStoragePolicy, LocalStoragePolicy),
+    StrategyKind.GRAPH_PARTITION: (GraphParallelPolicy, ShardedStoragePolicy, LocalStoragePolicy),
+}
+_DIVIDES = {
+    StrategyKind.HALO: "divides atoms in space",
+    StrategyKind.GRAPH_PARTITION: "keeps computed rows of owned atoms only",
+}
 _RETURNS_FORCES = (ForceStrategy.DIRECT, ForceStrategy.MODEL_INTERNAL)
 # what comes of a derivative -> the output that stands for it where the model itself returns it
 _RETURNED_AS = {"forces": "forces", "virial": "stress", "virials": "stresses", "pair_forces": "pair_forces"}
@@ -90,7 +97,7 @@ class Block:
     ) -> None:
         self.wrapper, self.comm, self.config, self.name, self.energyless = wrapper, comm, config, name, energyless
         self.on_phase = on_phase
-        self.spec = spec if spec is not None else resolve_spec(wrapper, config.strategy)
+        self.spec = laid_out(spec, config.strategy) if spec is not None else resolve_spec(wrapper, config.strategy)
         self._check_spec()
         neighbors = wrapper.model_config.neighbor_config
         if neighbors is None:
@@ -110,10 +117,11 @@ class Block:
                 "message-passing models) or pass spec="
             )
         policy = self.spec.distribution.policy
-        if not isinstance(policy, _SPATIAL):
+        strategy = self.config.strategy
+        if not isinstance(policy, _POLICIES[strategy]):
             raise InputError(
-                f"{self.name}: strategy 'halo' divides atoms in space, and needs a spec whose policy is one of "
-                f"{', '.join(p.__name__ for p in _SPATIAL)}; this one has {policy}"
+                f"{self.name}: strategy {strategy.value!r} {_DIVIDES[strategy]}, and needs a spec whose policy is one of "
+                f"{', '.join(p.__name__ for p in _POLICIES[strategy])}; this one has {policy}"
             )
 
     @property
@@ -215,4 +223,14 @@ def derives(wanted: set[str]) -> bool:
 def resolve_spec(wrapper: Any, strategy: Any) -> MLIPSpec | None:
     """The spec of a wrapper: ``distribution_spec`` may be a method, a property or an attribute."""
     declared = getattr(wrapper, "distribution_spec", None)
-    return declared(strategy) if callable(declared) else declared
+    return laid_out(declared(strategy) if callable(declared) else declared, strategy)
+
+
+def laid_out(spec: MLIPSpec | None, strategy: Any) -> MLIPSpec | None:
+    """A spec under a strategy: one that fetches halo rows where they are read does so whoever owns them."""
+    if spec is None or strategy is not StrategyKind.GRAPH_PARTITION:
+        return spec
+    policy = spec.distribution.policy
+    if not (isinstance(policy, HaloStoragePolicy) and policy.fetches):
+        return spec
+    return spec.with_policy(GraphParallelPolicy(system_reductions=policy.system_reductions))

@@ -13,6 +13,7 @@ from nvdd.communicator import Communicator
 from nvdd.data import Batch
 from nvdd.directory import AtomDirectory
 from nvdd.exchange import broadcast
+from nvdd.index_partition import IndexPartitioner
 from nvdd.neighbors import edges_within
 from nvdd.partition import SpatialPartitioner
 from nvdd.plan import ExchangePlan
@@ -61,7 +62,7 @@ class Topology:
         x = positions.index_select(0, self.rows).T.contiguous()
         return x.index_select(1, sender).sub_(x.index_select(1, receiver)).add_(self.shift_vector)
 
-    def within(self, positions: Tensor, cutoff: float, edge_rows: bool) -> Topology:
+    def within(self, positions: Tensor, cutoff: float, edge_rows: bool, whole_halo: bool = False) -> Topology:
         """Of the same owners, the candidates with r < ``cutoff`` at ``positions`` (N, 3) and the halo rows that these
         read; every rank calls it at once.
 
@@ -69,6 +70,7 @@ class Topology:
             positions: those at which this topology was made.
             cutoff: A, skin included.
             edge_rows: whether reverse edges and bonds are read.
+            whole_halo: keep all halo rows.
         """
         mask = self.vectors(positions).square().sum(0) < cutoff**2
         kept = mask.nonzero().squeeze(1)
@@ -76,7 +78,7 @@ class Topology:
         n_owned = self.plan.n_owned
         read = torch.zeros(self.plan.n_padded, dtype=torch.bool, device=pair.device)
         read[pair[1]] = True
-        read[:n_owned] = True
+        read[: self.plan.n_padded if whole_halo else n_owned] = True
         wider = read.nonzero().squeeze(1)
         number = read.cumsum(0) - 1
         rows = self.rows.index_select(0, wider)
@@ -169,7 +171,7 @@ class GraphBuilder:
     def __init__(
         self,
         comm: Communicator,
-        partitioner: SpatialPartitioner,
+        partitioner: SpatialPartitioner | IndexPartitioner,
         cutoff: float,
         skin: float,
         search_cutoff: float | None = None,
@@ -178,6 +180,8 @@ class GraphBuilder:
     ) -> None:
         self.comm, self.partitioner, self.cutoff, self.skin = comm, partitioner, cutoff, skin
         self.search_cutoff = max(cutoff, search_cutoff or 0.0) + skin
+        self.graph_partition = isinstance(partitioner, IndexPartitioner)
+        self.reads_all = self.graph_partition and partitioner.reads_all
         self.edge_rows = edge_rows
         self.report_phase = report_phase
         self.n_builds = 0
@@ -211,7 +215,7 @@ class GraphBuilder:
         key = (cutoff, edge_rows)
         if key not in self._narrower:
             made_at = self._reference[0].to(self.comm.device, torch.float64)
-            self._narrower[key] = self._topology.within(made_at, cutoff + self.skin, edge_rows)
+            self._narrower[key] = self._topology.within(made_at, cutoff + self.skin, edge_rows, self.reads_all)
         return self._filter(self._narrower[key], self._positions, cutoff)
 
     def _on_device(self, positions: Tensor) -> Tensor:
@@ -258,9 +262,7 @@ class GraphBuilder:
         cells, pbc = batch.cell.detach().cpu().numpy(), batch.pbc.cpu().numpy()
         system, numbers = batch.batch.cpu().numpy(), batch.atomic_numbers.cpu().numpy()
         members = [np.flatnonzero(system == k) for k in range(batch.n_systems)]
-        owner = np.zeros(len(positions), np.int64)
-        for k, atoms in enumerate(members):
-            owner[atoms] = self.partitioner.assign(positions[atoms], cells[k], pbc[k])
+        owner = self.partitioner.divide(positions, cells, pbc, members)
         self.report_phase("plan")
         receiver, sender, shift, shift_vector = [], [], [], []
         for k, atoms in enumerate(members):
@@ -283,7 +285,7 @@ class GraphBuilder:
             receiver, sender, shift, shift_vector = (a[kept] for a in (receiver, sender, shift, shift_vector))
         ids = np.flatnonzero(owner == rank)
         row_at_owner = _rows_at_owner(owner, self.comm.size)
-        halo = np.unique(sender[owner[sender] != rank])
+        halo = np.flatnonzero(owner != rank) if self.reads_all and len(ids) else np.unique(sender[owner[sender] != rank])
         halo = halo[np.argsort(owner[halo], kind="stable")]
         n_phantom = int(len(ids) == 0)
         rows = np.concatenate([ids, halo]) if not n_phantom else np.zeros(1, np.int64)
@@ -294,6 +296,9 @@ class GraphBuilder:
         plan = ExchangePlan.build(
             self.comm, n_owned, torch.from_numpy(owner[halo]), torch.from_numpy(row_at_owner[halo]), "atoms"
         )
+        if self.graph_partition:
+            read = torch.tensor([float(len(halo))], dtype=torch.float64, device=self.comm.message_device)
+            self.partitioner.observe(int(self.comm.all_reduce(read, site="rows read in all")))
         return Topology(
             ids=put(ids),
             rows=put(rows),

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from nvdd.adapters import AdapterRegistry
 from nvdd.communicator import Communicator
-from nvdd.config import DomainConfig
+from nvdd.config import DomainConfig, StrategyKind
 from nvdd.data import Batch
 from nvdd.errors import InputError
+from nvdd.index_partition import IndexPartitioner
 from nvdd.partition import SpatialPartitioner
-from nvdd.runtime.block import Block, Pass, derives, resolve_spec
+from nvdd.runtime.block import Block, Pass, derives, laid_out, resolve_spec
 from nvdd.runtime.graph import GraphBuilder, LocalGraph
 from nvdd.runtime.outputs import DistributedOutputs
 from nvdd.runtime.total import ADDITIVE, Total, over_volume, times_volume, volumes_of
@@ -61,14 +62,17 @@ class DistributedModel:
         self._on_phase = [report_phase] if report_phase is not None else []
         self.wires: tuple[Wire, ...] = tuple(getattr(wrapper, "wires", ()))
         self.blocks = self._make_blocks(spec)
-        self.spec = spec if spec is not None else resolve_spec(wrapper, self.config.strategy)
+        self.spec = laid_out(spec, self.config.strategy) if spec is not None else resolve_spec(wrapper, self.config.strategy)
         self._order = in_order(len(self.blocks), self.wires)
         cutoff = max(block.cutoff for block in self.blocks)
         if self.config.cutoff is not None and self.config.cutoff < cutoff:
             raise InputError(
                 f"DomainConfig.cutoff {self.config.cutoff} A is less than the model's cutoff {cutoff} A; leave it out"
             )
-        partitioner = SpatialPartitioner(self.comm.size, self.config.grid_dims, self.config.balance)
+        if self.config.strategy is StrategyKind.GRAPH_PARTITION:
+            partitioner = IndexPartitioner(self.comm.size, self.config.graph_plan)
+        else:
+            partitioner = SpatialPartitioner(self.comm.size, self.config.grid_dims, self.config.balance)
         bonds = any(block.bonds for block in self.blocks)
         self.graphs = GraphBuilder(
             self.comm, partitioner, cutoff, self.config.skin, self.config.cutoff, bonds, self._phase

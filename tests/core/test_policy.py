@@ -49,7 +49,7 @@ def test_the_base_is_no_policy():
         StoragePolicy()
 
 
-def test_graph_parallel_is_declared_and_not_run():
+def test_graph_parallel_is_no_division_of_space():
     class Wrapper(BaseModelMixin):
         model_config = ModelConfig(neighbor_config=NeighborConfig(3.0))
 

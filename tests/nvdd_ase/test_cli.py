@@ -118,8 +118,9 @@ def test_single_json_equals_a_direct_call(argon):
         assert f"{number:.6f}" in out
 
 
-def test_single_extxyz_on_two_ranks_equals_one(argon):
-    nvdd("single", "ar.extxyz", *LJ, "--ranks", 2, "--skin", 1, "-o", "out.extxyz")
+@pytest.mark.parametrize("divided", ((), ("--strategy", "graph"), ("--strategy", "graph", "--graph-plan", "blocks")))
+def test_single_extxyz_on_two_ranks_equals_one(argon, divided):
+    nvdd("single", "ar.extxyz", *LJ, "--ranks", 2, "--skin", 1, "-o", "out.extxyz", *divided)
     got, want = ase.io.read("out.extxyz"), calculate(argon)
     assert got.get_potential_energy() == pytest.approx(want.get_potential_energy(), abs=1e-10)
     np.testing.assert_allclose(got.get_forces(), want.get_forces(), atol=1e-8)  # the file has eight decimals
@@ -410,6 +411,9 @@ MISTAKES = {
     "nve with pressure": (["md", "--pressure", "1"], "belong to ensemble npt, not nve"),
     "ranks": (["single", "--ranks", "0"], "--ranks must be at least 1, but is 0"),
     "dtype": (["single", "--dtype", "float16"], "unknown --dtype 'float16'; choose one of float32, float64"),
+    "strategy": (["single", "--strategy", "sharded"], "unknown --strategy 'sharded'; choose one of halo, graph"),
+    "graph plan": (["relax", "--graph-plan", "ring"], "unknown --graph-plan 'ring'; choose one of curve, blocks"),
+    "native graph": (["md", "--engine", "native", "--strategy", "graph"], "--engine native divides atoms in space"),
     "skin": (["single", "--skin", "-1"], "--skin must be a length of 0 A or more"),
     "trajectory format": (["md", "-o", "run.dcd"], "must end in one of .extxyz, .xyz, .traj"),
     "folder": (["md", "-o", "nowhere/run.traj"], "the folder nowhere does not exist"),

@@ -612,13 +612,18 @@ def plain(name: str, structure_name: str) -> dict[str, np.ndarray]:
     return {k: v.detach().numpy() for k, v in out.items()}
 
 
-def on_rank(comm: Communicator, names: list[str], structure_name: str, policy: str) -> dict[str, Any]:
-    """Runs on each rank: every toy; of several systems twice, the second time with what was built the first time."""
+def on_rank(
+    comm: Communicator, names: list[str], structure_name: str, policy: str | None, **domain: Any
+) -> dict[str, Any]:
+    """Runs on each rank: every toy; of several systems twice, the second time with what was built the first time.
+
+    ``policy`` is one of `POLICIES`, or None for the toy's own spec under the strategy that ``domain`` names.
+    """
     out: dict[str, Any] = {}
     for name in names:
         model = toy(name)
-        spec = replace_policy(model.distribution_spec(), policy)
-        distributed = DistributedModel(model, DomainConfig(mesh=comm, skin=0.6), spec=spec)
+        spec = replace_policy(model.distribution_spec(), policy) if policy else model.distribution_spec()
+        distributed = DistributedModel(model, DomainConfig(mesh=comm, skin=0.6, **domain), spec=spec)
         wanted = {"energy", "forces"} | (set(spec.outputs) - {"energies"})
         if spec.force_strategy in (ForceStrategy.EDGE_VECTORS, ForceStrategy.POSITIONS):
             wanted |= {"virial"}
