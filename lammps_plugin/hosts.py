@@ -80,6 +80,9 @@ class _Step:
         # without pairs or atoms the property is None, or raises
         return np.empty(shape, dtype) if 0 in shape else np.asarray(getattr(self.data, name))[: shape[0]]
 
+    def check(self) -> None:
+        """Raises InputError if what LAMMPS tells on this rank can't belong together."""
+
     def list_atoms(self) -> np.ndarray:
         """(n_list,) LAMMPS's number of each atom in the list, in list order."""
         return self._array("iatoms", (self.n_list,), np.int32).astype(np.int64)
@@ -174,7 +177,10 @@ class _Attached(_Step):
     def __init__(self, data: Any, lmp: Any) -> None:
         super().__init__(data)
         self.lmp = lmp
-        if lmp is not None:
+
+    def check(self) -> None:
+        """Raises InputError if the LAMMPS that was attached is not the one that computes; each rank sees its own."""
+        if (lmp := self.lmp) is not None:
             there = lmp.extract_setting("nlocal"), lmp.extract_setting("nall")
             if there != (self.n_local, self.n_total):
                 raise InputError(

@@ -31,6 +31,7 @@ from nvdd.errors import InputError
 from nvdd.models import configuration as configurations
 from nvdd.models.composed import families_of
 from nvdd.specs import MLIPSpec
+from nvdd.specs.declared import spec_of
 from nvdd.specs.serialize import spec_from_json
 
 FORMAT = 1
@@ -219,8 +220,7 @@ def _list(versions: dict[str, str]) -> str:
 
 def declared_spec(wrapper: Any) -> MLIPSpec:
     """The wrapper's spec, from a method or an attribute."""
-    spec = wrapper.distribution_spec
-    spec = spec() if callable(spec) else spec
+    spec = spec_of(wrapper)
     if spec is None:
         raise InputError(f"{type(wrapper).__name__} declares no distribution_spec; return a preset from it")
     return spec

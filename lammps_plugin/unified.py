@@ -11,6 +11,7 @@ from nvdd.config import DomainConfig
 from nvdd.errors import InputError
 from nvdd.runtime.model import DistributedModel
 from nvdd.specs import ForceStrategy
+from nvdd.specs.declared import spec_of
 from nvdd_lammps import hosts
 from nvdd_lammps.domain import Domain
 from nvdd_lammps.ranks import AgreedError, World, check_size
@@ -134,8 +135,7 @@ class NVDDUnified:
         self._announced = True
 
     def _strategy(self) -> ForceStrategy:
-        spec = self.wrapper.distribution_spec
-        spec = spec() if callable(spec) else spec
+        spec = spec_of(self.wrapper)
         if spec is None:
             raise AgreedError(f"{type(self.wrapper).__name__} declares no distribution_spec; return a preset from it")
         return spec.force_strategy
@@ -153,6 +153,7 @@ class NVDDUnified:
 
     def _evaluate(self, step: Any) -> None:
         self._enter("edges")
+        step.check()  # here, where an error on one rank is one on all
         pair_forces = not self.domain.reads_positions
         if step.wants_atom_virial and not pair_forces:
             raise AgreedError(

@@ -88,9 +88,3 @@ def first_tensor(value: Any) -> Tensor | None:
         return value
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return next((t for t in map(first_tensor, items) if t is not None), None)
-
-
-def spec_of(block: Any) -> MLIPSpec | None:
-    """The spec of a wrapper, from a method or an attribute."""
-    declared = getattr(block, "distribution_spec", None)
-    return declared() if callable(declared) else declared

@@ -9,6 +9,7 @@ from typing import Any
 from nvdd.errors import InputError
 
 _JOINED = re.compile(r"(?<=\s)\+(?=\s)")
+_OF_A_PATH = re.compile(r"[/\\.]")
 _DOTTED = re.compile(r"([^.\s]+)\.(.+)")
 WIRES = "wires"  # an option that every block has
 BLOCKS = "block_options"  # the one option of a sum, in the form in which `load` takes it
@@ -16,17 +17,28 @@ BLOCKS = "block_options"  # the one option of a sum, in the form in which `load`
 
 def is_composed(model: str) -> bool:
     """Whether the name is one of a sum of models."""
-    return _JOINED.search(model) is not None
+    return len(_pieces(model)) > 1
 
 
 def parts(model: str) -> list[str]:
     """The names of the blocks; of a model by itself its own."""
-    found = [part.strip() for part in _JOINED.split(model)]
+    found = _pieces(model)
     if not all(found):
         raise InputError(
             f"{model!r}: write the blocks of a sum as 'mace:my.model + lj', with a model on each side of ' + '"
         )
     return found
+
+
+def _pieces(model: str) -> list[str]:
+    found: list[str] = []
+    for piece in _JOINED.split(model):
+        # no family has such a name: this is the rest of a path, "mace:runs/a + b/my.model"
+        if found and _OF_A_PATH.search(piece.partition(":")[0]):
+            found[-1] += "+" + piece
+        else:
+            found.append(piece)
+    return [piece.strip() for piece in found]
 
 
 def families_of(model: str) -> list[str]:
@@ -53,9 +65,16 @@ def normal_options(model: str, options: Any) -> dict[str, Any]:
         return dict(options or {})
     names = parts(model)
     if isinstance(options, Mapping) and BLOCKS in options:
+        if beside := sorted(map(str, options.keys() - {BLOCKS})):
+            raise InputError(
+                f"{model!r}: the options {', '.join(beside)} stand beside {BLOCKS}, which has those of every block: put them "
+                "into the mapping of their block"
+            )
         options = options[BLOCKS]
     if options is None or isinstance(options, Mapping):
         options = _by_block(names, options or {})
+    if isinstance(options, str) or not isinstance(options, Sequence):
+        raise InputError(f"the options of {model!r} must be a mapping, or a list of one for each block, got {options!r}")
     if len(options) != len(names):
         raise InputError(
             f"{model!r} has {len(names)} blocks, but there are options for {len(options)}: give one mapping for each"
@@ -63,15 +82,22 @@ def normal_options(model: str, options: Any) -> dict[str, Any]:
     for k, given in enumerate(options):
         if given is not None and not isinstance(given, Mapping):
             raise InputError(f"the options of block {k} ({names[k]}) must be a mapping or None, got {given!r}")
+        if given and not all(isinstance(name, str) for name in given):
+            raise InputError(f"the options of block {k} ({names[k]}) must have names that are texts, got {given!r}")
     return {BLOCKS: [dict(given or {}) for given in options]}
 
 
 def _by_block(names: list[str], options: Mapping[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{} for _ in names]
     for key, value in options.items():
+        if not isinstance(key, str):
+            raise InputError(f"option {key!r}: the name of an option is text, such as '0.cutoff'")
         dotted = _DOTTED.fullmatch(key)
         k = _block(names, dotted[1], f"option {key!r}") if dotted else _only_block_with(names, key)
-        found[k][dotted[2] if dotted else key] = value
+        name = dotted[2] if dotted else key
+        if name in found[k]:
+            raise InputError(f"option {key!r}: {name!r} of block {k} ({names[k]}) is given twice")
+        found[k][name] = value
     return found
 
 
@@ -156,4 +182,6 @@ def _source(names: list[str], label: str, value: Any) -> tuple | None:
         if len(rest) not in (1, 2) or rest[1:] not in ([], ["fixed"]):
             raise InputError(f"{label}: {value!r} is not BLOCK.OUTPUT, BLOCK.OUTPUT.fixed or own")
         return (_block(names, word, label), *rest)
+    if not isinstance(value, tuple | list):
+        raise InputError(f"{label}: {value!r} is not (block, output), (block, output, 'fixed'), a text or None")
     return tuple(value)

@@ -11,13 +11,12 @@ import torch
 
 from nvdd.errors import InputError
 from nvdd.model_config import ModelConfig
-from nvdd.models.base import BaseModelMixin, Batch, EdgeLayout, ModelOutputs, NeighborConfig, spec_of
+from nvdd.models.base import BaseModelMixin, Batch, EdgeLayout, ModelOutputs, NeighborConfig
 from nvdd.models.pipeline_forward import forward
 from nvdd.specs import DistributionSpec, ForceStrategy, MLIPSpec, OutputKind, OutputSpec
+from nvdd.specs.declared import ADDITIVE, block_name, declares_energy, spec_of
 from nvdd.specs.merge import composed_policy, merge_names
 from nvdd.wires import Wire, in_order
-
-ADDED = ("energy", "energies", "forces", "stress", "stresses")  # what blocks add up
 
 
 class PipelineModelWrapper(torch.nn.Module, BaseModelMixin):
@@ -88,11 +87,6 @@ class PipelineModelWrapper(torch.nn.Module, BaseModelMixin):
         Where a block predicts forces, those of the others are derived here and added.
         """
         return forward(self, data, self._order)
-
-
-def block_name(k: int, block: Any) -> str:
-    """How messages call a block."""
-    return f"block {k} ({type(block).__name__})"
 
 
 def _check_blocks(blocks: list[Any]) -> None:
@@ -200,14 +194,14 @@ def _inputs(block: Any) -> set[str]:
 
 
 def _further_outputs(block: Any) -> set[str]:
-    return set(spec_of(block).outputs) - set(ADDED)
+    return set(spec_of(block).outputs) - set(ADDITIVE)
 
 
 # --- what the sum says of itself ----------------------------------------------------------------------------------
 
 
 def _has_energy(block: Any) -> bool:
-    return bool({"energy", "energies"} & set(block.model_config.outputs) & set(spec_of(block).outputs))
+    return declares_energy(block, spec_of(block))
 
 
 def _composed_spec(blocks: list[Any], wires: tuple[Wire, ...]) -> MLIPSpec:
@@ -259,7 +253,7 @@ def _composed_config(blocks: list[Any], wires: tuple[Wire, ...], spec: MLIPSpec)
     configs = [block.model_config for block in blocks]
     wired = {(wire.target, wire.input) for wire in wires}
     own = lambda field: frozenset(n for k, c in enumerate(configs) for n in getattr(c, field) if (k, n) not in wired)
-    given = set().union(*(c.outputs for c in configs)) | set(ADDED)
+    given = set().union(*(c.outputs for c in configs)) | set(ADDITIVE)
     cutoff = max(c.neighbor_config.cutoff for c in configs)
     return ModelConfig(
         outputs=frozenset(given & set(spec.outputs)),

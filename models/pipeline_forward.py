@@ -15,10 +15,11 @@ from torch import Tensor
 from nvdd.data import Batch
 from nvdd.errors import InputError
 from nvdd.model_config import EdgeLayout
-from nvdd.models.base import ModelOutputs, spec_of
+from nvdd.models.base import ModelOutputs
 from nvdd.neighbors import attach_bonds
 from nvdd.shard_tensor import ShardTensor
 from nvdd.specs import ForceStrategy
+from nvdd.specs.declared import ADDITIVE, spec_of
 
 _DERIVED = (ForceStrategy.EDGE_VECTORS, ForceStrategy.POSITIONS)
 
@@ -42,7 +43,7 @@ def forward(pipeline: Any, data: Batch, order: Sequence[int]) -> ModelOutputs:
         out.update(_with_derived(raws, predicted, [e for e in derived if e is not None], data, strain))
     for k in range(len(blocks)):
         for name, value in raws[k].items():
-            if name not in ("energy", "energies", "forces", "stress", "stresses", "virial"):
+            if name not in ADDITIVE:
                 out.setdefault(name, value)
     return out
 
@@ -141,13 +142,16 @@ def _with_derived(
 ) -> dict[str, Tensor]:
     """Forces, and stress where every block that predicts has it: predicted ones and those of the other energies."""
     names = [n for n in ("forces", "stress") if all(n in raws[k] for k in predicted if _has_energy(raws[k]))]
+    volume = torch.linalg.det(data.cell).abs()[:, None, None]
+    if "stress" in names and bool((volume == 0).any()):  # a molecule has none
+        names.remove("stress")
     out = {n: sum(raws[k][n].to(torch.float64) for k in predicted if n in raws[k]) for n in names}
     differentiable = [e.sum() for e in energies if e.requires_grad]
     if differentiable and torch.is_grad_enabled():
         gradient, virial = torch.autograd.grad(
             sum(differentiable), (data._unstrained, strain), create_graph=True, materialize_grads=True
         )
-        parts = {"forces": -gradient, "stress": virial / torch.linalg.det(data.cell).abs()[:, None, None]}
+        parts = {"forces": -gradient, "stress": virial / volume}
         out = {n: value + parts[n] for n, value in out.items()}
     return out
 

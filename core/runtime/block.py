@@ -24,6 +24,7 @@ from nvdd.runtime.outputs import Energy, check_roles
 from nvdd.runtime.wiring import Feed
 from nvdd.shard_tensor import to_local
 from nvdd.specs import ForceStrategy, MLIPSpec
+from nvdd.specs.declared import declares_energy, spec_of
 
 _POLICIES = {
     StrategyKind.HALO: (HaloStoragePolicy, ShardedStoragePolicy, LocalStoragePolicy),
@@ -75,7 +76,7 @@ class Block:
         config: of the run.
         spec: None for the wrapper's own.
         name: for messages: ``"block 1 (LennardJonesModelWrapper)"``; the class's name for a model by itself.
-        energyless: whether it may return no energy, since another block reads its outputs.
+        energyless: whether it may return no energy, since another block reads its outputs; not if it declares one.
         on_phase: functions that are called with the name of each phase of a step as it begins; more may be added.
 
     Attributes:
@@ -95,10 +96,11 @@ class Block:
         energyless: bool,
         on_phase: list[Callable[[str], None]],
     ) -> None:
-        self.wrapper, self.comm, self.config, self.name, self.energyless = wrapper, comm, config, name, energyless
+        self.wrapper, self.comm, self.config, self.name = wrapper, comm, config, name
         self.on_phase = on_phase
-        self.spec = laid_out(spec, config.strategy) if spec is not None else resolve_spec(wrapper, config.strategy)
+        self.spec = laid_out(spec if spec is not None else spec_of(wrapper, config.strategy), config.strategy)
         self._check_spec()
+        self.energyless = energyless and not declares_energy(wrapper, self.spec)
         neighbors = wrapper.model_config.neighbor_config
         if neighbors is None:
             raise InputError(f"{name}: its model_config has no neighbor_config, so its cutoff is unknown")
@@ -107,6 +109,7 @@ class Block:
         self.cutoff, self.bonds = neighbors.cutoff, neighbors.bonds
         self.layout: EdgeLayout = getattr(wrapper, "edge_layout", EdgeLayout())
         self.adapters = AdapterRegistry((*self.spec.all_adapters, ScriptedCalls()))
+        self._seen = False  # that its energy is a function of the geometry
         if hasattr(wrapper, "distributed_setup"):
             wrapper.distributed_setup(self)
 
@@ -160,7 +163,11 @@ class Block:
         raw = self.wrapper(leaf.batch)
         meta.settle()
         check_roles(raw, self.spec, meta)
-        silent = self.energyless and not {"energy", "energies"} & raw.keys()
+        silent = not {"energy", "energies"} & raw.keys()
+        if silent and not self.energyless:
+            raise DistributedOpError(
+                f"{self.name} returned {sorted(raw)}: neither 'energies' nor 'energy', one of which must be there"
+            )
         by = self.wrapper.model_config.differentiated
         energy = None if silent else Energy.of(raw, self.spec, meta, graph.topology.system, by)
         return Pass(graph, meta, leaf, raw, energy, feeds)
@@ -189,21 +196,33 @@ class Block:
                     f"the spec of {self.name} says that the model itself returns forces ({self.spec.force_strategy.value}), "
                     f"but it returned {sorted(done.raw)}; asked for: {sorted(wanted)}"
                 )
-            self._check_graph(done.energy)
-            outputs.append(done.energy.differentiated)
+            outputs.append(self._differentiable(done))
             gradients.append(None)
-        # what it predicts itself has no derivative, but what others read of it has
-        names = (names if seeds else mine) if outputs else set()
+        if outputs and "pair_forces" in names and self.spec.force_strategy is not ForceStrategy.EDGE_VECTORS:
+            raise InputError(
+                f"{self.name} gives no pair forces: it is no function of edge vectors ({self.spec.force_strategy.value})"
+            )
         inputs = [feed.value for feed in done.feeds if not feed.wire.fixed]
-        done.derivatives, found = done.leaf.derive(outputs, gradients, names, inputs, create_graph)
+        # what it returns itself has no derivative, but what others read of it has
+        returned = Derivatives()
+        if seeds and (theirs := names - mine):
+            returned, _ = done.leaf.derive(outputs[: len(seeds)], gradients[: len(seeds)], theirs, [], create_graph, True)
+        done.derivatives, found = done.leaf.derive(outputs, gradients, mine if outputs else set(), inputs, create_graph)
+        done.derivatives = done.derivatives.beside(returned)
         return found
 
-    def _check_graph(self, energy: Energy) -> None:
-        if not energy.differentiated.requires_grad:
+    def _differentiable(self, done: Pass) -> Tensor:
+        """The energy as what is differentiated; raises where it is no function of the geometry."""
+        seed = done.leaf.anchored(done.energy.differentiated)
+        # what a wire brings requires a gradient too, so that it says nothing of the geometry
+        wired = any(not feed.wire.fixed for feed in done.feeds)
+        if not seed.requires_grad or (wired and not self._seen and not done.leaf.reaches(seed)):
             raise DistributedOpError(
                 f"{self.name}: the energy does not depend on the geometry that the model was given: it was computed under "
                 "no_grad or from detached tensors, or not from data.edge_vectors (EDGE_VECTORS) or data.positions (POSITIONS)"
             )
+        self._seen = True
+        return seed
 
 
 def _to_derive(wanted: set[str]) -> set[str]:
@@ -218,12 +237,6 @@ def _to_derive(wanted: set[str]) -> set[str]:
 def derives(wanted: set[str]) -> bool:
     """Whether anything of what is asked for comes of a derivative."""
     return bool(_to_derive(wanted))
-
-
-def resolve_spec(wrapper: Any, strategy: Any) -> MLIPSpec | None:
-    """The spec of a wrapper: ``distribution_spec`` may be a method, a property or an attribute."""
-    declared = getattr(wrapper, "distribution_spec", None)
-    return laid_out(declared(strategy) if callable(declared) else declared, strategy)
 
 
 def laid_out(spec: MLIPSpec | None, strategy: Any) -> MLIPSpec | None:

@@ -110,6 +110,7 @@ class LocalGraph:
         pair: (2, E) local rows of receivers and senders.
         vectors: (E, 3) float64, x_sender - x_receiver with images, A.
         edge_rows: reverse edges and bonds among them, if the model reads them.
+        kept: (E,) of a graph that was made by `within`: which edges of the wider graph they are; else None.
     """
 
     topology: Topology
@@ -117,6 +118,7 @@ class LocalGraph:
     pair: Tensor
     vectors: Tensor
     edge_rows: EdgeRows | None
+    kept: Tensor | None = None
 
     @property
     def receiver(self) -> Tensor:
@@ -135,12 +137,18 @@ class LocalGraph:
         return shift if self.near is None else shift.index_select(0, self.near)
 
     def within(self, cutoff: float) -> LocalGraph:
-        """The edges with r < ``cutoff``, of the same rows; reverse edges and bonds are left out."""
+        """The edges with r < ``cutoff``, of the same rows."""
         x, y, z = self.vectors.detach().unbind(1)
-        kept = (x * x + y * y + z * z < cutoff**2).nonzero().squeeze(1)
+        mask = x * x + y * y + z * z < cutoff**2
+        kept = mask.nonzero().squeeze(1)
         near = kept if self.near is None else self.near.index_select(0, kept)
         return LocalGraph(
-            self.topology, near, self.pair.index_select(1, kept), self.vectors.index_select(0, kept), None
+            self.topology,
+            near,
+            self.pair.index_select(1, kept),
+            self.vectors.index_select(0, kept),
+            self.edge_rows.select(mask) if self.edge_rows is not None else None,
+            kept,
         )
 
     def differentiable(self, positions: Tensor, cell: Tensor) -> LocalGraph:

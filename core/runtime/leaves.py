@@ -89,6 +89,16 @@ class Derivatives:
     forces: Tensor | None = None
     virial: Tensor | None = None
 
+    def beside(self, other: Derivatives) -> Derivatives:
+        """Both, which have different names."""
+        first = lambda a, b: b if a is None else a
+        return Derivatives(
+            first(self.pair_forces, other.pair_forces),
+            self.padded | other.padded,
+            first(self.forces, other.forces),
+            first(self.virial, other.virial),
+        )
+
 
 class EdgeVectorLeaf:
     """The energy is a function of edge vectors: pair forces f = dE/dr give everything.
@@ -121,6 +131,20 @@ class EdgeVectorLeaf:
             edge_layout=layout,
         )
 
+    def reaches(self, value: Tensor) -> bool:
+        """Whether ``value`` is a function of the edge vectors as far as autograd knows; True where there are none."""
+        return not len(self.leaf) or _reaches(value, (self.leaf,))
+
+    def anchored(self, value: Tensor) -> Tensor:
+        """``value`` as a function of the edge vectors also where this rank has none.
+
+        There a model may take a branch that makes a constant of it, which is right; its derivative, of no numbers, goes
+        through the same exchanges as those of the other ranks.
+        """
+        if len(self.leaf) or value.requires_grad or not value.is_floating_point():
+            return value
+        return value + self.leaf.sum().to(value.dtype)
+
     def derive(
         self,
         outputs: Sequence[Tensor],
@@ -128,6 +152,7 @@ class EdgeVectorLeaf:
         wanted: set[str],
         inputs: Sequence[Tensor],
         create_graph: bool,
+        again: bool = False,
     ) -> tuple[Derivatives, list[Tensor]]:
         """The derivative of ``sum(seed * output)``.
 
@@ -137,12 +162,13 @@ class EdgeVectorLeaf:
             wanted: of ``forces``, ``virial``, ``virials``, ``pair_forces``; the last cost no message.
             inputs: what this model reads of others.
             create_graph: to differentiate the result again.
+            again: whether the outputs will be differentiated once more.
 
         Returns:
             The derivative by the geometry, and that by each of ``inputs``.
         """
         leaves = [self.leaf] if wanted else []
-        found = _gradients(outputs, seeds, [*leaves, *inputs], create_graph, bool(inputs))
+        found = _gradients(outputs, seeds, [*leaves, *inputs], create_graph, bool(inputs) or again or not len(self.leaf), again)
         if not wanted:
             return Derivatives(), found
         pair = found.pop(0).to(torch.float64)
@@ -202,6 +228,14 @@ class PositionLeaf:
             edge_layout=layout,
         )
 
+    def reaches(self, value: Tensor) -> bool:
+        """Whether ``value`` is a function of positions or cell as far as autograd knows."""
+        return _reaches(value, (self.leaf, self.strain))
+
+    def anchored(self, value: Tensor) -> Tensor:
+        """``value``: every rank has the position of some atom."""
+        return value
+
     def derive(
         self,
         outputs: Sequence[Tensor],
@@ -209,11 +243,12 @@ class PositionLeaf:
         wanted: set[str],
         inputs: Sequence[Tensor],
         create_graph: bool,
+        again: bool = False,
     ) -> tuple[Derivatives, list[Tensor]]:
         """As `EdgeVectorLeaf.derive`; of a function of positions there are no ``virials`` and ``pair_forces``."""
         leaves = {"forces": self.leaf, "virial": self.strain}
         names = [name for name in leaves if name in wanted]
-        found = _gradients(outputs, seeds, [*(leaves[n] for n in names), *inputs], create_graph, True)
+        found = _gradients(outputs, seeds, [*(leaves[n] for n in names), *inputs], create_graph, True, again)
         mine = {name: g.to(torch.float64) for name, g in zip(names, found, strict=False)}
         forces = -mine["forces"] if "forces" in mine else None
         # the same on every rank
@@ -222,15 +257,38 @@ class PositionLeaf:
 
 
 def _gradients(
-    outputs: Sequence[Tensor], seeds: Sequence[Tensor | None], inputs: Sequence[Tensor], create_graph: bool, zeros: bool
+    outputs: Sequence[Tensor],
+    seeds: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    create_graph: bool,
+    zeros: bool,
+    again: bool,
 ) -> list[Tensor]:
     """Gradients of the outputs, one for each of ``inputs``; zeros for one that nothing depends on, else an error."""
     if not inputs or not outputs:
         return [torch.zeros_like(t) for t in inputs]
     found = torch.autograd.grad(
-        list(outputs), list(inputs), list(seeds), create_graph=create_graph, materialize_grads=zeros
+        list(outputs),
+        list(inputs),
+        list(seeds),
+        retain_graph=create_graph or again,
+        create_graph=create_graph,
+        materialize_grads=zeros,
     )
     return list(found)
+
+
+def _reaches(value: Tensor, leaves: Sequence[Tensor]) -> bool:
+    ends = {torch.autograd.graph.get_gradient_edge(leaf).node for leaf in leaves}
+    todo, seen = [value.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node in ends:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [after for after, _ in node.next_functions]
+    return False
 
 
 def _symmetric(product: Tensor) -> Tensor:

@@ -17,15 +17,14 @@ from nvdd.data import Batch
 from nvdd.errors import InputError
 from nvdd.index_partition import IndexPartitioner
 from nvdd.partition import SpatialPartitioner
-from nvdd.runtime.block import Block, Pass, derives, laid_out, resolve_spec
+from nvdd.runtime.block import Block, Pass, derives, laid_out
 from nvdd.runtime.graph import GraphBuilder, LocalGraph
 from nvdd.runtime.outputs import DistributedOutputs
-from nvdd.runtime.total import ADDITIVE, Total, over_volume, times_volume, volumes_of
+from nvdd.runtime.total import Total, over_volume, times_volume, volumes_of
 from nvdd.runtime.wiring import Feed
 from nvdd.specs import MLIPSpec
+from nvdd.specs.declared import ADDITIVE, block_name, spec_of
 from nvdd.wires import Wire, in_order
-
-__all__ = ["DistributedModel", "resolve_spec"]
 
 
 class DistributedModel:
@@ -62,7 +61,8 @@ class DistributedModel:
         self._on_phase = [report_phase] if report_phase is not None else []
         self.wires: tuple[Wire, ...] = tuple(getattr(wrapper, "wires", ()))
         self.blocks = self._make_blocks(spec)
-        self.spec = laid_out(spec, self.config.strategy) if spec is not None else resolve_spec(wrapper, self.config.strategy)
+        strategy = self.config.strategy
+        self.spec = laid_out(spec if spec is not None else spec_of(wrapper, strategy), strategy)
         self._order = in_order(len(self.blocks), self.wires)
         cutoff = max(block.cutoff for block in self.blocks)
         if self.config.cutoff is not None and self.config.cutoff < cutoff:
@@ -94,14 +94,14 @@ class DistributedModel:
         if wrappers is None:
             name = type(self.wrapper).__name__
             return [Block(self.wrapper, self.comm, self.config, spec, name, False, self._on_phase)]
-        own = resolve_spec(self.wrapper, self.config.strategy)
+        own = spec_of(self.wrapper, self.config.strategy)
         if spec is not None and spec != own:
             raise InputError(
                 "a sum of models takes no spec: each of its blocks has one; give it to the block, as its distribution_spec"
             )
         feeding = {wire.source for wire in self.wires}
         return [
-            Block(w, self.comm, self.config, None, f"block {k} ({type(w).__name__})", k in feeding, self._on_phase)
+            Block(w, self.comm, self.config, None, block_name(k, w), k in feeding, self._on_phase)
             for k, w in enumerate(wrappers)
         ]
 
@@ -258,7 +258,7 @@ class DistributedModel:
                 block, meta = self.blocks[k], self.blocks[k].meta(graphs[k], batch.n_systems)
                 feeds = [
                     Feed(w, passes[w.source].raw, passes[w.source].meta, self.blocks[w.source].spec, self.blocks[w.source].name,
-                         differentiated)
+                         differentiated, passes[w.source].leaf)
                     for w in self.wires if w.target == k
                 ]  # fmt: skip
                 try:

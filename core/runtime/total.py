@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nvdd.cells import volume
 from nvdd.data import Batch
-from nvdd.errors import InputError
+from nvdd.errors import DistributedOpError, InputError
 from nvdd.exchange import counted_once, fold_packed
 from nvdd.roles import ShardMeta
 from nvdd.runtime.block import Block, Pass
@@ -17,9 +17,7 @@ from nvdd.runtime.graph import LocalGraph, Topology
 from nvdd.runtime.outputs import sum_systems
 from nvdd.shard_tensor import to_local
 from nvdd.specs import OutputKind, Reduce
-
-# outputs that blocks add up; any other one is that of the block that gives it
-ADDITIVE = frozenset({"energy", "energies", "forces", "stress", "stresses", "virial", "pair_forces"})
+from nvdd.specs.declared import ADDITIVE
 
 
 class Total:
@@ -80,7 +78,13 @@ class Total:
     def returned_stress(self) -> Tensor | None:
         """(n_systems, 3, 3) eV/A^3, this rank's share of what blocks predict themselves; None if none does."""
         found = [self._share("stress", block, done) for block, done in self.parts if "stress" in done.raw]
-        return _sum([s.reshape(-1, 3, 3) for s in found]) if found else None
+        for block, done in self.parts:
+            if "stress" in done.raw and (shape := tuple(done.raw["stress"].shape)) != (self.n_systems, 3, 3):
+                raise DistributedOpError(
+                    f"the stress that {block.name} returned has shape {shape}; it must be ({self.n_systems}, 3, 3), "
+                    "(n_systems, 3, 3) in eV/A^3"
+                )
+        return _sum(found) if found else None
 
     def stresses(self, virials: Tensor | None, volumes: list[float]) -> Tensor:
         """(n_counted, 3, 3) eV/A^3: ``virials`` of `fold` over the volume, and what blocks return themselves."""
@@ -92,12 +96,14 @@ class Total:
     def pair_forces(self) -> Tensor:
         """(E, 3) eV/A, dE/d(edge vector) for the edges of ``graph``; of blocks on its own rows, all of edge vectors."""
         total = None
-        for _, done in self.parts:
+        for block, done in self.parts:
             pair = done.derivatives.pair_forces
-            if pair is None:
+            if pair is None and done.energy is None:
                 continue
+            if pair is None or (done.graph is not self.graph and done.graph.kept is None):
+                raise InputError(f"{block.name} gives no pair forces that could be added to those of the other blocks")
             if done.graph is not self.graph:
-                pair = pair.new_zeros(self.graph.pair.shape[1], 3).index_add(0, done.graph.near, pair)
+                pair = pair.new_zeros(self.graph.pair.shape[1], 3).index_add(0, done.graph.kept, pair)
             total = pair if total is None else total + pair
         if total is None:
             raise InputError("this model gives no pair forces")
@@ -158,6 +164,10 @@ def over_volume(virial: Tensor, volumes: list[float], system: Tensor | None = No
 
 def times_volume(stress: Tensor, volumes: list[float]) -> Tensor:
     """(n_systems, 3, 3) eV."""
+    if min(volumes) == 0:
+        raise InputError(
+            "the model returns stress itself, of which a virial needs the volume, and the cell has no three independent vectors"
+        )
     return stress * stress.new_tensor(volumes)[:, None, None]
 
 

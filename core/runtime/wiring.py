@@ -27,6 +27,7 @@ class Feed:
         meta, spec: of that block.
         name: of that block, for messages.
         differentiated: whether derivatives are asked for.
+        leaf: what that block is differentiated by.
 
     Attributes:
         value: (n_owned, ...) of a per-atom output, (n_systems, ...) of a per-system one; plain, and where gradients of
@@ -39,7 +40,14 @@ class Feed:
     """
 
     def __init__(
-        self, wire: Wire, raw: Mapping[str, Any], meta: ShardMeta, spec: MLIPSpec, name: str, differentiated: bool
+        self,
+        wire: Wire,
+        raw: Mapping[str, Any],
+        meta: ShardMeta,
+        spec: MLIPSpec,
+        name: str,
+        differentiated: bool,
+        leaf: Any,
     ) -> None:
         self.wire = wire
         label = f"{wire.output!r} of {name}, which block {wire.target} reads as {wire.input!r},"
@@ -49,6 +57,8 @@ class Feed:
         declared = spec.outputs[wire.output]
         self.per_atom = declared.kind is OutputKind.PER_NODE
         origin = to_local(value)
+        if differentiated and not wire.fixed:
+            origin = leaf.anchored(origin)
         if self.per_atom:
             _check_shape(label, wire, origin)
             origin = origin[: meta.n_owned]

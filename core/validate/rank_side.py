@@ -17,9 +17,10 @@ import torch
 from nvdd.communicator import Communicator
 from nvdd.config import DomainConfig
 from nvdd.data import Batch
-from nvdd.runtime.model import DistributedModel, resolve_spec
+from nvdd.runtime.model import DistributedModel
 from nvdd.shard_tensor import ShardTensor
 from nvdd.specs import MLIPSpec
+from nvdd.specs.declared import spec_of
 from nvdd.trace import dispatch_trace
 from nvdd.validate.edges import rank_edges
 from nvdd.validate.factory import FactoryRef, checksum
@@ -122,7 +123,7 @@ def evaluate_cases(
     comm: Communicator, distribute: Callable[..., DistributedModel], wrapper: Any, request: Request, done: list
 ) -> None:
     """Evaluates the cases of ``request`` on this rank; appends a `RankResult` for each geometry to ``done``."""
-    declared = request.spec if request.spec is not None else resolve_spec(wrapper, DomainConfig().strategy)
+    declared = request.spec if request.spec is not None else spec_of(wrapper, DomainConfig().strategy)
     spec = apply_fixes(declared, request.fixes)
     config = copy.copy(wrapper.model_config)  # which may be the class's
     config.outputs = frozenset(config.outputs) | request.returned  # whatever it returns is compared

@@ -10,8 +10,8 @@ import torch
 from nvdd.config import DomainConfig
 from nvdd.data import Batch
 from nvdd.errors import InputError
-from nvdd.runtime.model import resolve_spec
 from nvdd.specs import SPEC_MPNN_HALO, MLIPSpec
+from nvdd.specs.declared import spec_of
 from nvdd.validate.diagnosis import translate
 from nvdd.validate.factory import FactoryRef, refuse_while_loading
 from nvdd.validate.fixes import Fix, propose
@@ -140,7 +140,7 @@ def _validate(
 
 def _initial_spec(given: MLIPSpec | None, single: SingleProcess) -> tuple[MLIPSpec | None, MLIPSpec]:
     """The spec that ranks must be told (None: they find it themselves), and the spec to begin with."""
-    declared = given if given is not None else resolve_spec(single.wrapper, DomainConfig().strategy)
+    declared = given if given is not None else spec_of(single.wrapper, DomainConfig().strategy)
     if declared is None:
         single.notes.append("the wrapper declares no distribution_spec: SPEC_MPNN_HALO was taken to begin with")
         given = declared = SPEC_MPNN_HALO.with_name("inferred")

@@ -19,6 +19,8 @@ NAMES = ["mace:x.model", "lj", "lj"]
 def test_names():
     assert parts("mace:x + dftd3:pbe  +  py:a.b:c") == ["mace:x", "dftd3:pbe", "py:a.b:c"]
     assert parts("mace:my+file.model") == ["mace:my+file.model"]
+    assert parts("mace:runs/a + b/my.model") == ["mace:runs/a + b/my.model"]
+    assert parts("lj + mace:a + b.model + py:m:f") == ["lj", "mace:a + b.model", "py:m:f"]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,16 @@ def test_wires_that_cannot_be_read(given, message):
         ("lj + lj", {"0.head": 3}, InputError, "lj: no option head"),
         ("lj + lj", {"lj.cutoff": 3}, InputError, "option 'lj.cutoff': 2 blocks are lj: use a number"),
         ("lj + lj", {"nequip.cutoff": 3}, InputError, "there is no block nequip"),
+        ("lj + lj", {"block_options": [{}, {}], "0.cutoff": 3.0}, InputError, "the options 0.cutoff stand beside block_options"),
+        ("lj + lj", {"block_options": [{}, {}], "nonsense": 1}, InputError, "the options nonsense stand beside block_options"),
+        ("mace:x + lj", {"lj.cutoff": 5.0, "1.cutoff": 6.0}, InputError, r"option '1.cutoff': 'cutoff' of block 1 \(lj\) is given twice"),
+        ("lj + mace:x", {"1.head": "a", "head": "b"}, InputError, "option 'head': 'head' of block 1 .* is given twice"),
+        ("lj + lj", 3, InputError, "must be a mapping, or a list of one for each block, got 3"),
+        ("lj + lj", "cutoff=3", InputError, "must be a mapping, or a list of one for each block, got 'cutoff=3'"),
+        ("lj + lj", {0: {}}, InputError, "option 0: the name of an option is text"),
+        ("lj + lj", [{}, {3: 4}], InputError, "must have names that are texts"),
+        ("lj + lj", {"1.wires": {"charges": 0}}, InputError, "0 is not .block, output."),
+        ("lj + ./x.model", {}, InputError, "unknown model family"),
         ("lj", [{}], InputError, "is one model: its options are a mapping"),
     ),
 )

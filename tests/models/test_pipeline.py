@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
+import bond_models
 import composed
 import parity
 import toys
@@ -33,6 +35,7 @@ from nvdd import (
     SpecConflictError,
 )
 from nvdd.models.lj import LennardJonesModelWrapper
+from nvdd.neighbors import attach_neighbors
 from nvdd.wires import Wire
 
 WIRED = {"charges": (0, "charges")}
@@ -243,3 +246,119 @@ def test_stresses_where_one_block_has_none():
     assert "stresses" not in model.available_outputs
     with pytest.raises(InputError, match=r"outputs \['stresses'\] are not among"):
         evaluate(composed.pipeline("toy + positions"), {"stresses"})
+
+
+# -- blocks that return other than the framework expects
+
+
+class ReturnsForces(composed.ChargesWithEnergy):
+    """Returns its forces itself, but no stress."""
+
+    outputs = composed.ChargesWithEnergy.outputs | {"forces": composed.PER_NODE}
+
+    def forward(self, data: Batch) -> ModelOutputs:
+        out = super().forward(data)
+        (pair,) = torch.autograd.grad(out["energies"].sum(), data.edge_vectors, retain_graph=True)
+        zero = torch.zeros(data.n_atoms, 3, dtype=pair.dtype)
+        out["forces"] = zero.index_add(0, data.receivers, pair).index_add(0, data.senders, -pair).detach()
+        return out
+
+
+class NoEnergyAfterAll(composed.ChargesWithEnergy):
+    def forward(self, data: Batch) -> ModelOutputs:
+        return ModelOutputs(charges=self.charges(data))
+
+
+class OfDetached(Coulomb):
+    def forward(self, data: Batch) -> ModelOutputs:
+        data._edge_vectors = data.edge_vectors.detach()
+        return super().forward(data)
+
+
+class Voigt(toys.Direct):
+    """Six numbers, or nine in a row."""
+
+    def __init__(self, columns) -> None:
+        super().__init__()
+        self.columns = columns
+
+    def forward(self, data: Batch) -> ModelOutputs:
+        out = super().forward(data)
+        out["stress"] = out["stress"].reshape(data.n_systems, 9)[:, self.columns]
+        return out
+
+
+@pytest.mark.parametrize("wanted", ({"forces"}, {"forces", "stress"}, {"stress"}))
+def test_forces_of_a_block_that_returns_them_count_once_beside_what_goes_through_wires(wanted):
+    expected = evaluate(PipelineModelWrapper([composed.ChargesWithEnergy(), Coulomb()], WIRED), wanted)
+    found = evaluate(PipelineModelWrapper([ReturnsForces(), Coulomb()], WIRED), wanted)
+    for name in wanted:
+        assert (found[name] - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max()
+
+
+def test_an_energy_that_is_declared_and_not_returned():
+    with pytest.raises(DistributedOpError, match=r"block 0 \(NoEnergyAfterAll\) returned \['charges'\]: neither 'energies' nor"):
+        evaluate(PipelineModelWrapper([NoEnergyAfterAll(), Coulomb()], WIRED), {"energy"})
+
+
+def test_a_block_that_reads_a_wire_must_depend_on_the_geometry_too():
+    model = PipelineModelWrapper([Charges(), OfDetached()], WIRED)
+    with pytest.raises(DistributedOpError, match=r"block 1 \(OfDetached\): the energy does not depend on the geometry"):
+        evaluate(model)
+    assert torch.isfinite(evaluate(model, {"energy"})["energy"]).all()
+
+
+@pytest.mark.parametrize("columns,shape", (([0, 4, 8, 5, 2, 1], r"\(1, 6\)"), (list(range(9)), r"\(1, 9\)")))
+def test_a_stress_of_another_shape(columns, shape):
+    with pytest.raises(DistributedOpError, match=rf"the stress that block 1 \(Voigt\) returned has shape {shape}; it must be \(1, 3, 3\)"):
+        evaluate(PipelineModelWrapper([lj(4.0), Voigt(columns)]), {"stress"})
+
+
+def test_without_a_volume_there_is_no_stress_and_no_virial_of_one():
+    free = parity.structure("triclinic").copy()
+    free.pbc, free.cell = False, np.zeros((3, 3))
+    model = composed.pipeline("direct + lj")
+    with pytest.raises(InputError, match="the model returns stress itself, of which a virial needs the volume"):
+        DistributedModel(model)(Batch.from_atoms(free), {"virial"})
+    batch = attach_neighbors(Batch.from_atoms(free), model.model_config.neighbor_config.cutoff, model.edge_layout)
+    assert {"energies", "forces"} <= model(batch).keys() and "stress" not in model(batch)
+
+
+# -- pair forces, as LAMMPS takes them
+
+
+@pytest.mark.parametrize("skin", (0.0, 1.0))
+def test_pair_forces_of_two_cutoffs(skin):
+    """Of a graph with a skin the edges are not the candidates."""
+    atoms = parity.structure("triclinic")
+    model = DistributedModel(composed.pipeline("lj + lj"), DomainConfig(skin=skin))
+    batch = Batch.from_atoms(atoms)
+    graph = model.graphs.update(batch)
+    pair = model.shares(batch, graph, {"pair_forces"})["pair_forces"]
+    forces = torch.zeros(len(atoms), 3, dtype=pair.dtype)
+    forces.index_add_(0, graph.receiver, pair).index_add_(0, graph.sender, -pair)
+    expected = model(batch)["forces"]
+    assert (forces - expected).abs().max() <= 1e-11 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    "name,error,message",
+    (
+        ("toy + positions", InputError, r"block 1 \(OfPositions\) gives no pair forces: it is no function of edge vectors"),
+        ("direct + lj", DistributedOpError, r"block 0 \(Direct\) says that the model itself returns forces"),
+    ),
+)
+def test_pair_forces_of_a_part_of_the_blocks(name, error, message):
+    model, batch = DistributedModel(composed.pipeline(name)), Batch.from_atoms(parity.structure("triclinic"))
+    with pytest.raises(error, match=message):
+        model.shares(batch, model.graphs.update(batch), {"pair_forces"})
+
+
+@pytest.mark.parametrize("made", (bond_models.Bonds, bond_models.ReverseEdges))
+def test_bonds_beside_a_wider_block_on_a_graph_made_elsewhere(made):
+    """As in `DomainParallel` and LAMMPS."""
+    model = DistributedModel(PipelineModelWrapper([made(), lj(7.0)]), DomainConfig(skin=0.5))
+    batch = Batch.from_atoms(parity.structure("triclinic"))
+    expected = model(batch)["forces"]
+    found = model.shares(batch, model.graphs.update(batch), {"forces"})["forces"]
+    assert (found - expected).abs().max() <= 1e-11 * expected.abs().max()

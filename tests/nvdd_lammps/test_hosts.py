@@ -135,4 +135,4 @@ def test_another_lammps_than_the_one_that_was_attached(sub):
     hosts.attach(other)
     for data in (HostData(sub), KokkosData(sub, COMM)):
         with pytest.raises(InputError, match=rf"has 17 atoms and 40 with ghosts on this rank, the one that computes {sub.n_local} "):
-            hosts.step_of(data)
+            hosts.step_of(data).check()

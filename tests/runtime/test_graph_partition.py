@@ -166,12 +166,13 @@ def mixing_on_rank(comm) -> dict[str, Any]:
 def test_presets():
     """Named specs of the message-passing families; of others the policy is changed, and no more."""
     from nvdd import HaloStoragePolicy
-    from nvdd.runtime.model import resolve_spec
+    from nvdd.runtime.block import laid_out
+    from nvdd.specs.declared import spec_of
 
     mace, lj = parity.wrapper("mace"), parity.wrapper("lj")
     assert mace.distribution_spec(StrategyKind.GRAPH_PARTITION) is SPEC_MPNN_GP
     assert isinstance(mace.distribution_spec().distribution.policy, HaloStoragePolicy)
-    of_lj = resolve_spec(lj, StrategyKind.GRAPH_PARTITION)
+    of_lj = laid_out(spec_of(lj, StrategyKind.GRAPH_PARTITION), StrategyKind.GRAPH_PARTITION)
     assert of_lj == lj.distribution_spec().with_policy(GraphParallelPolicy())
     assert DistributedModel(lj, DomainConfig(strategy="graph")).spec == of_lj
 

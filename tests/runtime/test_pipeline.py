@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 
 import composed
 import parity
-from nvdd import Batch, DistributedModel, DistributedPipelineModel, DomainConfig, trace_and_validate
+from nvdd import Batch, DistributedModel, DistributedPipelineModel, DomainConfig, ModelOutputs, trace_and_validate
 from nvdd.models.lj import LennardJonesModelWrapper
 from nvdd.neighbors import attach_neighbors
 from reference import brute_force_lj
@@ -298,6 +299,61 @@ def test_the_forward_in_one_process_is_the_same_sum(name):
     assert abs(energy.item() - expected["energy"][0]) <= 1e-12 * abs(expected["energy"][0])
     forces = raw["forces"] if "forces" in raw else -torch.autograd.grad(energy, batch.positions)[0]
     assert np.abs(forces.detach().numpy() - expected["forces"]).max() <= 1e-11 * np.abs(expected["forces"]).max()
+
+
+class Branching(composed.Charges):
+    """Charges of distances, which a rank without any edge makes without autograd."""
+
+    def forward(self, data):
+        if not data.edge_vectors.shape[0]:
+            return ModelOutputs(charges=torch.zeros(data.n_atoms, dtype=torch.float64))
+        decay = torch.exp(-data.edge_vectors.norm(dim=1))
+        return ModelOutputs(charges=torch.zeros(data.n_atoms, dtype=torch.float64).index_add(0, data.receivers, decay))
+
+
+class BranchingEnergy(Branching):
+    outputs = {"energies": composed.PER_NODE}  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__()
+        self.model_config.outputs = frozenset({"energy", "energies", "forces"})
+
+    def forward(self, data):
+        return ModelOutputs(energies=super().forward(data)["charges"])
+
+
+def branching_on_rank(comm, wired):
+    atoms = Atoms("Ar3", [[1, 1, 1], [3, 1, 1], [25, 1, 1]], cell=[40, 10, 10])  # the last one by itself
+    blocks = [Branching(), composed.Coulomb()] if wired else [BranchingEnergy()]
+    config = DomainConfig(mesh=comm, grid_dims=(2, 1, 1)) if comm is not None else None
+    model = DistributedModel(composed.PipelineModelWrapper(blocks, composed._shared() if wired else None), config)
+    out = model(Batch.from_atoms(atoms), {"energy", "forces"})
+    return {"ids": out.ids.numpy(), "sites": (), **{k: v.numpy() for k, v in out.items()}}
+
+
+@pytest.mark.parametrize("wired", (True, False))
+def test_a_rank_without_edges_where_a_model_branches(ranks, wired):
+    """There the constant is right, and the rank still takes part in every exchange of the others' derivatives."""
+    expected = branching_on_rank(None, wired)
+    assert np.abs(expected["forces"]).max() > 0.01
+    parts = ranks.run(2, branching_on_rank, wired, timeout=60.0)
+    assert [len(p["ids"]) for p in parts] == [2, 1]
+    composed.assert_equal(parts, {name: expected[name] for name in ("energy", "forces")})
+
+
+@pytest.mark.parametrize("name,world_size", (("lj + lj", 3), ("policies", 2)))
+def test_shares_of_atoms(ranks, name, world_size):
+    """Energies and stresses of atoms over ranks, against one process."""
+    atoms, wanted = parity.structure("triclinic"), ["energies", "forces", "stresses"]
+    expected = composed.on_rank(None, name, atoms, wanted, {})
+    parts = ranks.run(world_size, composed.on_rank, name, atoms, wanted, {})
+    ids = np.concatenate([p["ids"] for p in parts])
+    for key in wanted:
+        found = np.empty_like(expected[key])
+        found[ids] = np.concatenate([p[key] for p in parts])
+        assert np.abs(found - expected[key]).max() <= 1e-11 * np.abs(expected[key]).max(), key
+    stress = DistributedModel(composed.pipeline(name))(Batch.from_atoms(atoms), {"stress"})["stress"][0].numpy()
+    assert np.abs(expected["stresses"].sum(0) - stress).max() <= 1e-11 * np.abs(stress).max()
 
 
 def test_validator():

@@ -248,7 +248,7 @@ def plain(name: str, atoms: Any) -> dict[str, np.ndarray]:
             virial = virial + (raw["stress"] * volume if "stress" in raw else 0)
     g, w = torch.autograd.grad(derived, (positions, strain), materialize_grads=True)
     out = {"energy": total, "forces": forces - g}
-    if "stress" in model.model_config.outputs and all(
+    if all(
         "stress" in raws[k] for k, b in enumerate(model.composed_of)
         if b.distribution_spec().force_strategy not in _DIFFERENTIATED
     ):  # fmt: skip
