@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nvdd import InputError
+from nvdd import InputError, SpatialPartitioner
 from nvdd.index_partition import GRAPH_PLANS, IndexPartitioner, hilbert_order
 
 
@@ -53,6 +53,17 @@ def test_equal_parts(n_ranks, n, plan):
     assert sizes.sum() == n and sizes.max() - sizes.min() <= 1
     assert (np.diff(owner) >= 0).all() == (plan == "blocks" or n_ranks == 1 or n < 3)
     np.testing.assert_array_equal(owner, partitioner.divide(positions + 1.0, cells, pbc, members))
+
+
+def test_small_systems_stay_whole():
+    """Of a batch of equal systems none is cut, where domains cut each."""
+    rng = np.random.default_rng(0)
+    members = [np.arange(5) + 5 * k for k in range(8)]
+    cells, pbc = np.repeat(np.eye(3)[None] * 9, 8, 0), np.ones((8, 3), bool)
+    positions = rng.random((40, 3)) * 9
+    owner = IndexPartitioner(4).divide(positions, cells, pbc, members)
+    assert all(len(set(owner[atoms])) == 1 for atoms in members)
+    assert all(len(set(SpatialPartitioner(4).divide(positions, cells, pbc, members)[atoms])) > 1 for atoms in members)
 
 
 def test_order_is_kept_until_it_pays():

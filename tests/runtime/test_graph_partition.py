@@ -207,3 +207,39 @@ def sharded_on_rank(comm, strategy: str) -> dict[str, Any]:
     model = DistributedModel(sharded_models.Equilibrated(), DomainConfig(mesh=comm, strategy=strategy))
     out = model(Batch.from_atoms(toys.structure("triclinic")))
     return {"ids": out.ids.numpy(), "forces": out["forces"].numpy(), "energy": float(out["energy"][0])}
+
+
+@pytest.mark.parametrize("plan", GRAPH_PLANS)
+def test_sum_of_models(ranks, plan):
+    """Blocks with a cutoff each share the owners; a shorter cutoff reads fewer rows, with blocks all the same."""
+    one = ranks.run(1, sum_on_rank, plan)[0]
+    mace, lj = parity.exact("mace", LONG), one["lj"]
+    assert abs(one["energy"] / (mace.energy + lj["energy"]) - 1) < 1e-12
+    scale = np.abs(one["forces"]).max()
+    np.testing.assert_allclose(one["forces"], mace.forces + lj["forces"], rtol=0, atol=1e-11 * scale)
+    for p in ranks.run(3, sum_on_rank, plan):
+        assert abs(p["energy"] / one["energy"] - 1) < 1e-12
+        np.testing.assert_allclose(p["forces"], one["forces"][p["ids"]], rtol=0, atol=1e-11 * scale)
+        if plan == "blocks":
+            assert set(p["received"]) == {len(one["ids"]) - len(p["ids"])}
+
+
+def sum_on_rank(comm, plan: str) -> dict[str, Any]:
+    from nvdd import PipelineModelWrapper
+    from nvdd.models.lj import LennardJonesModelWrapper
+
+    lj = LennardJonesModelWrapper(epsilon={"Si": 0.01, "O": 0.02}, sigma={"Si": 1.5, "O": 1.4}, cutoff=8.5)
+    config = DomainConfig(mesh=comm, strategy="graph", graph_plan=plan)
+    batch = Batch.from_atoms(LONG)
+    model = DistributedModel(PipelineModelWrapper([parity.wrapper("mace"), lj]), config)
+    model(batch)
+    with dispatch_trace() as trace:
+        out = model(batch)
+    alone = DistributedModel(lj, config)(batch)
+    return {
+        "ids": out.ids.numpy(),
+        "energy": float(out["energy"][0]),
+        "forces": out["forces"].numpy(),
+        "received": [e.rows_received for e in trace.exchanges if "fold" not in e.site and e.site != "forces"],
+        "lj": {"energy": float(alone["energy"][0]), "forces": alone["forces"].numpy()},
+    }
