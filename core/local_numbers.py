@@ -17,7 +17,8 @@ from nvdd.errors import DistributedOpError
 
 _COMPUTES = frozenset({
     "add", "sub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "float_power", "clamp", "clamp_min",
-    "clamp_max", "maximum", "minimum", "lerp", "addcmul", "addcdiv", "where", "fill", "masked_fill",
+    "clamp_max", "maximum", "minimum", "lerp", "addcmul", "addcdiv", "where", "fill", "masked_fill", "index_fill", "xlogy",
+    "full_like", "new_full", "new_tensor",
 })  # fmt: skip
 
 
@@ -97,6 +98,9 @@ def check_numbers(name: str, args: tuple, kwargs: dict[str, Any]) -> None:
     values = (*args, *kwargs.values())
     number = next((v for v in values if isinstance(v, (LocalInt, LocalFloat))), None)
     if number is None:
+        return
+    dtype = kwargs.get("dtype")  # of what is allocated: indices may be filled with numbers of rows
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         return
     if isinstance(number, LocalFloat) or any(isinstance(v, Tensor) and v.dtype.is_floating_point for v in values):
         raise refusal(name, number)

@@ -143,10 +143,11 @@ def attach_neighbors(batch: Batch, cutoff: float, layout: EdgeLayout | None = No
     layout = layout or batch.edge_layout
     system = batch.batch.cpu().numpy()
     positions = batch.positions.detach().cpu().numpy().astype(np.float64)
+    cells = batch.cell.detach().cpu().numpy().astype(np.float64)
     columns, shifts, receivers, senders = [], [], [], []
     for k in range(batch.n_systems):
         atoms = np.flatnonzero(system == k)
-        found = edges_within(positions[atoms], batch.cell[k].cpu().numpy(), batch.pbc[k].cpu().numpy(), cutoff)
+        found = edges_within(positions[atoms], cells[k], batch.pbc[k].cpu().numpy(), cutoff)
         pair = (found.receiver, found.sender) if layout.sender_column == 1 else (found.sender, found.receiver)
         columns.append(atoms[np.stack(pair, 1)])
         shifts.append(layout.sign * found.shift)

@@ -50,11 +50,12 @@ LAYOUT = (
     "torch.nn.functional.one_hot(i, n)", "x.split(math.ceil(n / 3))", "x.split(-(-n // 3))", "i * n + i", "i < n", "x < n",
     "torch.bincount(i, minlength=n)", "x.unflatten(0, (n, 1))", "range(n)", "max(n, 1)", "n % 2", "f'{n:4d} {n / 3:.2f}'", "x / int(n)",
     "h.reshape(n, 3)", "h.new_zeros(n, 3)", "torch.zeros(h.shape)", "torch.zeros(h.shape[:1] + (5,))", "h + h.new_zeros(h.shape)", "x.view(h.shape[:1])",
+    "h.new_full((n,), 0.5)", "torch.full_like(i, n)", "h.new_full((3,), n, dtype=torch.int64)", "torch.full((n, 2), 0.5)",
 )  # fmt: skip
 COMPUTED = (
     "h / n", "h * n", "n * h", "h / max(n, 1)", "h * n**0.5", "h * (1 / n)", "h.sum(0) / n", "x * (1 / n)", "x / n**0.5", "x * (n * 0.5)",
     "x / math.sqrt(n)", "float(n)", "h / float(n)", "h + n", "h.clamp(max=n)", "torch.where(h > 2, h, n / 2)", "h.div_(n)", "-n * h",
-    "h.pow(n)", "torch.div(h, n)", "h.mul(other=n)",
+    "h.pow(n)", "torch.div(h, n)", "h.mul(other=n)", "torch.full_like(h, n)", "h.new_full((3,), n)", "h.new_tensor(n)",
 )  # fmt: skip
 
 

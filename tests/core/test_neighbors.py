@@ -6,9 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+from ase import Atoms
 
-from nvdd import neighbors
-from nvdd.neighbors import edges_within, is_first_of_pair
+from nvdd import Batch, neighbors
+from nvdd.neighbors import attach_neighbors, edges_within, is_first_of_pair
 from structures import structure
 
 STRUCTURES = ("triclinic", "left-handed", "unwrapped", "slab", "wire", "tiny cell", "gas", "pair", "atom")
@@ -79,3 +80,9 @@ def test_one_edge_of_each_pair_is_the_first(name):
     reverse = {(j, i, -a, -b, -c) for i, j, a, b, c in chosen}
     assert not chosen & reverse
     assert chosen | reverse == keys(edges)
+
+
+def test_of_a_cell_that_requires_a_gradient():
+    batch = Batch.from_atoms(Atoms("Ar", cell=[3.0, 3.0, 3.0], pbc=True))
+    batch.cell = batch.cell.clone().requires_grad_(True)
+    assert len(attach_neighbors(batch, 3.5).neighbor_list) == 6
