@@ -15,8 +15,24 @@ import pytest
 def pytest_addoption(parser):
     parser.addoption("--run-slow", action="store_true", help="also run the tests marked slow (minutes each)")
 
+# The files that take longest, the longest first: what begins late must not be long, or one core waits for it.
+LONG = (
+    "nvdd_lammps/test_parity.py", "runtime/test_model.py", "validate/test_zoo.py", "runtime/test_pipeline.py",
+    "nvdd_ase/test_spmd_calculator.py", "validate/test_mutations.py", "nvdd_ase/test_calculator_faults.py",
+    "runtime/test_spmd.py", "docs/test_docs.py", "nvdd_ase/test_ase_workflows.py", "models/test_aimnet2.py",
+    "runtime/test_fault_injection.py", "models/test_sevenn.py", "nvdd_ase/test_cli.py",
+    "nvdd_lammps/test_cli_lammps.py", "models/test_mace.py", "runtime/test_local_ranks.py",
+    "nvdd_lammps/test_model_file.py",
+)  # fmt: skip
+
+
+def _place(item) -> int:
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    return LONG.index(file) if file in LONG else len(LONG)
+
 
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=_place)  # the others as they are
     if not config.getoption("--run-slow"):
         skip = pytest.mark.skip(reason="long run; runs with --run-slow")
         for item in items:

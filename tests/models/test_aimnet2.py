@@ -120,7 +120,7 @@ def on_rank(comm, name: str) -> dict:
 
 
 @pytest.mark.parametrize("name", parity.AIMNET2)
-@pytest.mark.parametrize("world_size", (2, 3))
+@pytest.mark.parametrize("world_size", (2, pytest.param(3, marks=pytest.mark.slow)))  # tests/runtime/test_model.py has 3
 def test_charges_over_ranks(ranks, world_size, name):
     """Energies, charges and forces of charged systems, some of which a rank lacks, as aimnet's own code gives them."""
     wanted = aimnets_own(random_aimnet2(**parity.AIMNET2[name]), charged_systems())

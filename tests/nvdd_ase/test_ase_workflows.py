@@ -391,6 +391,7 @@ def nve(
     return np.array(positions), np.array(energies), memory
 
 
+@pytest.mark.slow  # in CI: the demo has its dynamics on two ranks, test_calculator.py its forces
 def test_nve_of_sevennet(shared):
     one, _, _ = nve(shared("sevenn:7net-0", ranks=1), (2, 2, 1), 5)
     two, _, _ = nve(shared("sevenn:7net-0", ranks=2), (2, 2, 1), 5)

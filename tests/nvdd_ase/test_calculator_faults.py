@@ -149,6 +149,7 @@ def test_raised_on_one_rank(atoms, expected, what, phase, cause):
     assert_works_again(atoms, expected, old)
 
 
+@pytest.mark.slow  # a fault on three ranks is in tests/runtime/test_fault_injection.py
 def test_raised_on_one_rank_of_three(expected):
     atoms = argon()
     with NVDDCalculator(TROUBLED, ranks=3) as atoms.calc:

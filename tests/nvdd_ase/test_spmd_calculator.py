@@ -55,7 +55,7 @@ def serial(tmp_path_factory):
         ("torchrun", 2),
         pytest.param("mpirun", 2, marks=needs_mpi),
         pytest.param("mpirun", 3, marks=[needs_mpi, pytest.mark.slow]),
-        ("srun", 2),
+        pytest.param("srun", 2, marks=pytest.mark.slow),  # test_several_calculators and others run under it
     ],
 )
 def test_dynamics_of_one_script(serial, launcher, n, tmp_path):

@@ -109,21 +109,26 @@ def check_torchrun(fault: str, phase: str, size: int, rank: int, call: int) -> f
 
 QUICK = [
     ("kill", "forward", 3, 1, 2),
-    ("kill", "plan", 2, 0, 2),
     ("raise", "backward", 2, 1, 1),
-    ("raise", "consolidate", 3, 2, 1),
     ("memory", "forward", 2, 0, 2),
     ("stop", "backward", 2, 1, 1),
     ("skip", "backward", 2, 0, 1),
 ]
 
 
-@pytest.mark.parametrize("case", QUICK, ids=lambda case: "-".join(map(str, case)))
+# the same faults in other phases
+MORE = [pytest.param(case, marks=pytest.mark.slow) for case in (("kill", "plan", 2, 0, 2), ("raise", "consolidate", 3, 2, 1))]
+
+
+@pytest.mark.parametrize("case", [*QUICK, *MORE], ids=lambda case: "-".join(map(str, case)))
 def test_workers(case, record_property):
     record_property("seconds_to_error", check_workers(*case))
 
 
-@pytest.mark.parametrize("case", (("raise", "forward", 2, 1, 1), ("kill", "backward", 3, 2, 1)), ids=str)
+# a rank that raises under torchrun is in test_spmd.py, too
+@pytest.mark.parametrize(
+    "case", [pytest.param(("raise", "forward", 2, 1, 1), marks=pytest.mark.slow), ("kill", "backward", 3, 2, 1)], ids=str
+)
 def test_torchrun(case):
     check_torchrun(*case)
 

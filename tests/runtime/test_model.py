@@ -31,6 +31,16 @@ MOST_EXCHANGES = {
 }
 
 
+def on(often: dict[str, tuple[int, ...]], every: tuple[int, ...] = RANKS) -> list:
+    """(number of ranks, name) for all of both; slow where another number of ranks in CI takes the same path.
+
+    What is slow in CI is to build a network once more on each further rank, and the evaluations of large networks.
+    """
+    return [
+        pytest.param(n, name, marks=() if n in few else pytest.mark.slow) for n in every for name, few in often.items()
+    ]
+
+
 def check(ranks, world_size: int, model: str, structure: str, **options) -> list[dict]:
     """Evaluates, compares and returns what the ranks gave."""
     parts = ranks.run(world_size, parity.on_rank, model, structure, options)
@@ -65,14 +75,16 @@ def test_lj_grid_thinner_than_the_cutoff(ranks, grid):
     check(ranks, 4, "lj", "triclinic", grid_dims=grid)
 
 
-@pytest.mark.parametrize("model", parity.MACE)
-@pytest.mark.parametrize("world_size", RANKS)
+# each option of the network once, the plain one and ZBL on all numbers of ranks
+MACE = {name: RANKS if name in ("mace", "mace-zbl") else (2,) for name in parity.MACE}
+
+
+@pytest.mark.parametrize("world_size,model", on(MACE))
 def test_mace(ranks, world_size, model):
     check(ranks, world_size, model, "quartz", skin=1.0 if world_size == 2 else 0.5)
 
 
-@pytest.mark.parametrize("structure", ("quartz slab", "quartz unit", "silane-like"))
-@pytest.mark.parametrize("world_size", RANKS)
+@pytest.mark.parametrize("world_size,structure", on(dict.fromkeys(("quartz slab", "quartz unit", "silane-like"), (2, 4))))
 def test_mace_structures(ranks, world_size, structure):
     check(ranks, world_size, "mace-zbl", structure, skin=1.0)
 
@@ -107,8 +119,7 @@ def test_aimnet2_options(ranks, model, structure):
 SILICA = ("left-handed", "unwrapped", "wire", "tiny", "gas", "pair", "atom")
 
 
-@pytest.mark.parametrize("structure", SILICA)
-@pytest.mark.parametrize("world_size", RANKS)
+@pytest.mark.parametrize("world_size,structure", on(dict.fromkeys(SILICA, (2, 4))))
 def test_mace_envelope(ranks, world_size, structure):
     check(ranks, world_size, "mace", f"silica {structure}")
 
@@ -132,22 +143,23 @@ def test_sevennet(ranks, world_size):
     check(ranks, world_size, "7net-0", "quartz", skin=0.5)
 
 
-@pytest.mark.parametrize("world_size", RANKS)
-def test_sevennet_skin(ranks, world_size):
-    check(ranks, world_size, "7net-0", "quartz unit", skin=1.0)
+@pytest.mark.parametrize("world_size,structure", on({"quartz unit": (2,)}))  # without it: as test_sevennet
+def test_sevennet_skin(ranks, world_size, structure):
+    check(ranks, world_size, "7net-0", structure, skin=1.0)
 
 
-@pytest.mark.parametrize("model", ("7net-mf-0", "7net-l3i5"))
-@pytest.mark.parametrize("world_size", RANKS)
+@pytest.mark.parametrize("world_size,model", on({"7net-mf-0": (2,), "7net-l3i5": (2,)}))
 def test_sevennet_others(ranks, world_size, model):
     check(ranks, world_size, model, "quartz unit", skin=1.0 if world_size == 2 else 0.5)
 
 
-@pytest.mark.parametrize("model,structure", (("lj", "triclinic"), ("mace-zbl", "quartz"), ("7net-0", "quartz unit")))
-@pytest.mark.parametrize("world_size", (1, 2, 3))
-def test_halo_correction(ranks, world_size, model, structure):
+CORRECTED = {"lj": "triclinic", "mace-zbl": "quartz", "7net-0": "quartz unit"}
+
+
+@pytest.mark.parametrize("world_size,model", on({"lj": (1, 2, 3), "mace-zbl": (2, 3), "7net-0": (2,)}, (1, 2, 3)))
+def test_halo_correction(ranks, world_size, model):
     """The seeds' mode: owned and halo rows, partial sums back to their owners, halo rows refreshed."""
-    check(ranks, world_size, model, structure, halo_correction=True)
+    check(ranks, world_size, model, CORRECTED[model], halo_correction=True)
 
 
 # a strain so small that no pair crosses the cutoffs of D3, where its energy jumps
@@ -156,7 +168,8 @@ STRAINED = {"lj": ("triclinic", 1e-4, 1e-6), "dftd3": ("quartz unit", 2e-6, 1e-6
             "7net-0": ("quartz unit", 4e-3, 1e-3)}  # fmt: skip
 
 
-@pytest.mark.parametrize("model", STRAINED)
+# that of 7net-0 in float64 says more, and is as long
+@pytest.mark.parametrize("model", [pytest.param(m, marks=pytest.mark.slow) if m == "7net-0" else m for m in STRAINED])
 def test_stress_by_finite_differences(ranks, model):
     """All six components on 2 ranks, triclinic: central differences of fourth order in the strain."""
     structure, h, tolerance = STRAINED[model]
@@ -194,8 +207,8 @@ def test_model_on_another_device_than_the_ranks():
 
 
 
-# aimnet takes each process seconds to import
-@pytest.mark.parametrize("world_size,model", [(n, m) for n in RANKS for m in SEVERAL if n < 4 or m != "aimnet2"])
+# aimnet takes each process seconds to import; a network of 5 layers, each evaluation
+@pytest.mark.parametrize("world_size,model", on({m: {"aimnet2": (1, 2, 3), "7net-0/float64": (2, 4)}.get(m, RANKS) for m in SEVERAL}))
 def test_several_systems(ranks, world_size, model):
     """In one batch as each alone; on 2 ranks and more some rank lacks a system."""
     names = SEVERAL[model]
@@ -235,19 +248,12 @@ def changes(name: str) -> list:
 
 
 @pytest.mark.parametrize(
-    "model,structure",
-    (
-        ("lj", "triclinic"),
-        ("dftd3", "triclinic"),
-        ("aimnet2", "silica bar"),
-        ("mace", "silica bar"),
-        ("7net-0/float64", "silica bar"),
-    ),
+    "world_size,model",
+    on({"lj": (2, 3), "dftd3": (2, 3), "aimnet2": (2,), "mace": (2, 3), "7net-0/float64": (3,)}, (2, 3)),
 )
-@pytest.mark.parametrize("world_size", (2, 3))
-def test_what_changes_between_calls(ranks, world_size, model, structure):
+def test_what_changes_between_calls(ranks, world_size, model):
     """Cell (NPT), wrapping, species, number of atoms, periodicity: never an old one's numbers."""
-    steps = changes(structure)
+    steps = changes("triclinic" if model in ("lj", "dftd3") else "silica bar")
     parts = ranks.run(world_size, parity.sequence_on_rank, model, steps)
     energies = set()
     for k, atoms in enumerate(steps):
