@@ -61,8 +61,8 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def session():
-    with ValidationSession(world_size=2, timeout=60.0) as session:
+def session(request):
+    with ValidationSession(world_size=2, device=request.config.getoption("--device"), timeout=60.0) as session:
         yield session
 
 
