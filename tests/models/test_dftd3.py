@@ -219,6 +219,6 @@ def test_without_the_package(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "tad_dftd3", None)
     with pytest.raises(
-        MissingDependencyError, match=r"takes its reference data from tad-dftd3 .*: pip install 'tad-dftd3"
+        MissingDependencyError, match=r"takes its reference data from tad-dftd3, which can't be imported .*: pip install 'tad-dftd3"
     ):
         DFTD3ModelWrapper("pbe")
