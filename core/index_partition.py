@@ -53,7 +53,7 @@ class IndexPartitioner:
         sizes = np.full(self.n_ranks, n // self.n_ranks)
         sizes[: n % self.n_ranks] += 1
         runs = np.repeat(np.arange(self.n_ranks), sizes)
-        if self.reads_all or self.n_ranks == 1:
+        if self.reads_all or self.n_ranks == 1 or n == 0:
             return runs
         system = np.empty(n, np.int64)
         for k, atoms in enumerate(members):

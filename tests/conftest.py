@@ -16,6 +16,7 @@ def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="of the validator's ranks: cpu, cuda:0 (all on one GPU), cuda")
     parser.addoption("--run-slow", action="store_true", help="also run the tests marked slow (minutes each)")
 
+
 # The files that take longest, the longest first: what begins late must not be long, or one core waits for it.
 LONG = (
     "nvdd_lammps/test_parity.py", "runtime/test_model.py", "validate/test_zoo.py", "runtime/test_pipeline.py",

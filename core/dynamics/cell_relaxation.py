@@ -59,6 +59,8 @@ class CellRelaxation:
             raise InputError(
                 "CellRelaxation: constant_volume needs kind='frechet'; the coordinates of 'unit' keep the volume to first order only"
             )
+        if constant_volume and hydrostatic:
+            raise InputError("CellRelaxation: hydrostatic and constant_volume together leave nothing of the cell to relax; take one")
         self.factor = None if factor is None else positive("CellRelaxation", "factor", factor)
         self.masked = mask is not None
         self.mask = torch.ones(3, 3, dtype=torch.float64) if mask is None else self._mask(mask)

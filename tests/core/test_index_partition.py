@@ -66,6 +66,12 @@ def test_small_systems_stay_whole():
     assert all(len(set(SpatialPartitioner(4).divide(positions, cells, pbc, members)[atoms])) > 1 for atoms in members)
 
 
+@pytest.mark.parametrize("plan", ("curve", "blocks"))
+def test_no_atoms(plan):
+    nothing = np.zeros((0, 3)), np.eye(3)[None], np.zeros((1, 3), bool), [np.zeros(0, np.int64)]
+    assert IndexPartitioner(3, plan).divide(*nothing).shape == (0,)
+
+
 def test_order_is_kept_until_it_pays():
     rng = np.random.default_rng(0)
     cell, pbc, members = np.eye(3)[None] * 10, np.ones((1, 3), bool), [np.arange(60)]

@@ -99,6 +99,8 @@ def test_a_volume_is_kept_and_masked_strains_stay(mask):
 def test_what_is_refused():
     with pytest.raises(InputError, match="constant_volume needs kind='frechet'"):
         CellRelaxation("unit", constant_volume=True)
+    with pytest.raises(InputError, match="leave nothing of the cell to relax"):
+        CellRelaxation(hydrostatic=True, constant_volume=True)
     with pytest.raises(InputError, match="CellRelaxation: kind must be one of frechet, unit, got 'exp'"):
         CellRelaxation("exp")
     with pytest.raises(InputError, match=r"mask must have six entries \(xx, yy, zz, yz, xz, xy\) or be 3 x 3"):

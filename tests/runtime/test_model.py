@@ -206,7 +206,6 @@ def test_model_on_another_device_than_the_ranks():
         DistributedModel(toys.MessagePassing().to("meta"), DomainConfig(mesh=Communicator(None)))
 
 
-
 # aimnet takes each process seconds to import; a network of 5 layers, each evaluation
 @pytest.mark.parametrize("world_size,model", on({m: {"aimnet2": (1, 2, 3), "7net-0/float64": (2, 4)}.get(m, RANKS) for m in SEVERAL}))
 def test_several_systems(ranks, world_size, model):
