@@ -59,7 +59,9 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if _DEPENDS & set(func.tags) and not (func is torch.ops.aten.index.Tensor and not _chooses(args[1])):
             raise _not_static(func)
-        return func(*args, **(kwargs or {}))
+        # in a backward torch hands over what the forward has saved, ShardTensors among it
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 _DEPENDS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
