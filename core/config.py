@@ -12,7 +12,6 @@ from nvdd.errors import InputError
 from nvdd.index_partition import GRAPH_PLANS
 from nvdd.partition import BALANCES
 
-
 COMPILERS = ("eager", "inductor", "cudagraphs", "inductor+cudagraphs")
 
 

@@ -54,7 +54,7 @@ def resolve_cap(
     if comm is not None and comm.size > 1:
         both = torch.tensor([count, cap], dtype=torch.int64, device=comm.message_device)
         count, cap = comm.all_reduce(both, "max", site).tolist()
-    if 0 < count <= cap or cap and not count:
+    if 0 < count <= cap or (cap and not count):
         return cap
     need = max(count, 1)
     return -(-int(need * (1 + slack) + 0.999999) // multiple) * multiple

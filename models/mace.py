@@ -142,7 +142,7 @@ class MACEWrapper(torch.nn.Module, BaseModelMixin):
             **kwargs,
         }
 
-    def _one_hot(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    def _one_hot(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         n = self.model.atomic_numbers.shape[0]
         if not is_traced():
             return F.one_hot(rows, n).to(dtype)  # raises for an unknown element

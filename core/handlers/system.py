@@ -7,7 +7,6 @@ torch does in one process.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor

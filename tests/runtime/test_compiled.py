@@ -6,12 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-import parity
 import toys
-from nvdd import Batch, DistributedModel, DistributedOpError, DomainConfig, ForceStrategy, InputError, dispatch_trace
-from structures import structure
+from nvdd import Batch, DistributedModel, DistributedOpError, DomainConfig, ForceStrategy, InputError
 
 # torch's own warning, of a model that calls it
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
