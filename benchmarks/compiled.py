@@ -42,6 +42,7 @@ def measured(wrapper, comm, atoms, compile, arguments):
     forces[out.ids.cpu()] = out["forces"].cpu()
     parts = comm.all_gather_object((forces, seconds))
     traces = model._compiled[0].n_traces if compile else 0
+    model.close()
     return max(s for _, s in parts), sum(f for f, _ in parts), first, traces
 
 

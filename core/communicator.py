@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -45,6 +45,7 @@ class Communicator:
             None for the group's own.
         doing: the operation that this rank is in, as (its number, what it is); None between operations. For whoever
             watches from another thread: ranks that stay in different ones are waiting for each other.
+        before_close: functions that are called when this object leaves its group.
         waited: seconds that this rank has spent in operations.
 
     Every rank calls the same methods in the same order. Messages carry a sequence number and the name of the
@@ -67,6 +68,7 @@ class Communicator:
         self.deadline: float | None = None
         self.doing: tuple[int, str] | None = None
         self.waited = 0.0
+        self.before_close: list[Callable[[], Any]] = []
         self._operations = 0
         self._sequence = 0
         self._in_flight: Any = None
@@ -290,6 +292,9 @@ class Communicator:
 
     def close(self) -> None:
         """Leaves the group, which this object must be the only one to hold: the peers' operations fail at once."""
+        for function in self.before_close:
+            with suppress(Exception):
+                function()
         group, self.group = self.group, None
         if group is not None:
             with suppress(Exception):  # of a broken group

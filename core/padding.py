@@ -19,7 +19,7 @@ from nvdd.communicator import Communicator
 from nvdd.data import Batch
 from nvdd.errors import InputError
 
-_SLACK = 0.05  # of a capacity that has to grow
+_SLACK = 0.02  # of a capacity that has to grow
 _MULTIPLE = 32
 # a direction without zeros and in units of the cutoff well inside of it: no model has a singularity there
 _FILL_VECTOR = (0.216, 0.288, 0.48)

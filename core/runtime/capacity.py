@@ -30,7 +30,10 @@ class Capacities:
 
     def reserve(self, topology: Topology, comm: Communicator) -> None:
         """Makes room for a topology; every rank calls it at once."""
-        self.owned = resolve_cap(topology.plan.n_owned + N_DUMMIES, self.owned, comm=comm, site="capacity of atoms")
+        slack = {} if comm.size > 1 else {"slack": 0.0}  # the atoms of a single rank are all there are
+        self.owned = resolve_cap(
+            topology.plan.n_owned + N_DUMMIES, self.owned, comm=comm, site="capacity of atoms", **slack
+        )
         reads = torch.tensor(topology.plan.recv_counts or (0,), dtype=torch.int64, device=comm.message_device)
         table = comm.all_gather(reads, "capacity of halos").tolist()
         old = self.halo or [[0] * comm.size for _ in range(comm.size)]

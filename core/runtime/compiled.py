@@ -8,6 +8,8 @@ edges, plans, inputs of atoms. Shapes are capacities that only grow (`nvdd.paddi
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,6 +154,8 @@ class CompiledBlock:
                 f"{block.name}: its CompilePolicy has static_shapes=False, and compiled forwards have fixed shapes; leave "
                 "compile out for it"
             )
+        released = weakref.WeakMethod(self.release)
+        block.comm.before_close.append(lambda: (own := released()) is not None and own())
         self.padder = padder_at(None if policy is None else policy.graph_padder, block.cutoff)
         if policy is not None and policy.force_strategy is not None:
             block.spec = block.spec.with_force_strategy(policy.force_strategy)
@@ -176,6 +180,11 @@ class CompiledBlock:
             with torch.no_grad():
                 results = self._run(program, values)
         return self._unpack(dict(zip(program.names, results, strict=True)), program, graph, meta)
+
+    def release(self) -> None:
+        """Lets go of what was compiled and captured; a later step makes it anew."""
+        self._programs = {}
+        gc.collect()  # graphs of torch.fx are in cycles, and NCCL does not end before the CUDA graphs that use it
 
     # -- inputs
 

@@ -236,6 +236,11 @@ class DistributedModel:
             return _plus(total.virial(), None if returned is None else times_volume(returned, volumes_of(batch)))
         return total.as_returned(name)
 
+    def close(self) -> None:
+        """Lets go of compiled graphs. Call it before the ranks' process group is destroyed; what follows compiles anew."""
+        for block in self._compiled:
+            block.release()
+
     def _graph_of(self, block: Block, graph: LocalGraph) -> LocalGraph:
         """The edges that a block sees, of the graph with the widest cutoff."""
         if len(self.blocks) == 1 or block.cutoff == self.graphs.cutoff:
