@@ -16,13 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvdd.collective_ops import TracedRanks
 from nvdd.data import Batch
-from nvdd.dispatch import call_site
-from nvdd.errors import DistributedOpError, InputError
+from nvdd.errors import InputError
 from nvdd.padding import padder_at
 from nvdd.policy import ShardedStoragePolicy
 from nvdd.roles import ShardMeta
@@ -31,6 +28,7 @@ from nvdd.runtime.capacity import N_DUMMIES, Capacities, FilledTopology
 from nvdd.runtime.graph import LocalGraph, Topology
 from nvdd.runtime.leaves import Derivatives
 from nvdd.runtime.outputs import Energy
+from nvdd.runtime.tracing import ChecksLater, traced
 from nvdd.shard_tensor import to_local
 from nvdd.specs import ForceStrategy, OutputKind
 
@@ -53,36 +51,6 @@ def backend_of(compile: bool | str, device: torch.device, capturable: bool) -> s
         why = "messages that go through the host (gloo) cannot be captured" if device.type == "cuda" else f"this is {device}"
         raise InputError(f"compile={compile!r} needs a GPU, and NCCL between several ranks: {why}; take compile='inductor'")
     return compile
-
-
-class _Watch(TorchDispatchMode):
-    """Refuses, while a forward is traced, what depends on values or makes shapes of them."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if _DEPENDS & set(func.tags) and not (func is torch.ops.aten.index.Tensor and not _chooses(args[1])):
-            raise _not_static(func)
-        # in a backward torch hands over what the forward has saved, ShardTensors among it
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
-
-
-_DEPENDS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-
-
-def _chooses(indices: Any) -> bool:
-    """Whether one of the indices is a mask, so that the shape of the result is that of its True values."""
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
-
-
-def _not_static(func: Any) -> DistributedOpError:
-    site = call_site()
-    return DistributedOpError(
-        f"compile: {func} at {site} depends on the values of its input, which a compiled forward does not have: the shape "
-        "of its result, or the path that Python takes, would be that of the first step. Use torch.where and masks "
-        "instead of choosing rows, or leave compile out",
-        str(func),
-        site,
-    )
 
 
 @dataclass(eq=False)
@@ -225,21 +193,13 @@ class CompiledBlock:
 
         def forward(*tensors: Tensor) -> list[Tensor]:
             ranks.begin()
-            with _Watch(), torch.enable_grad():
+            with torch.enable_grad():
                 results, errors = self._evaluate(dict(zip(names, tensors, strict=True)), fields, meta, ranks, wanted)
             found.update(names=list(results), errors=errors, values=list(results.values()))
             return found["values"]
 
-        given = [t.detach().clone() for t in inputs.values()]
-        try:
-            module = make_fx(forward, tracing_mode="real")(*given)
-        except RuntimeError as error:
-            if "tracing tensor" in str(error):  # make_fx's words for .item(), bool(tensor) and the like
-                raise _not_static(torch.ops.aten._local_scalar_dense.default) from error
-            raise
+        module = traced(forward, list(inputs.values()))
         self.n_traces += 1
-        module.graph.eliminate_dead_code()
-        module.recompile()
         return _Program(found["names"], module, found["errors"]), [t.detach() for t in found["values"]]
 
     def _evaluate(
@@ -274,7 +234,7 @@ class CompiledBlock:
             system_fields={name: inputs["system:" + name] for name in system},
         )  # fmt: skip
         graph = LocalGraph(topology, None, pair, inputs["vectors"], None)
-        with block.running(inner):
+        with block.running(inner), ChecksLater(inner):
             done = block.forward(batch, graph, inner, [])
             if derives(wanted):
                 block.derive(done, wanted, [], False)
