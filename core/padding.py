@@ -171,8 +171,8 @@ class DenseBatchPadder(DensePadder):
             matrix: (N, K) rows of neighbours; N or more where there is none.
 
         Returns:
-            The batch with ``rows`` atoms, of which those added are copies of the first and belong to the last system;
-            the matrix (rows, K); and (rows,) bool, the atoms that count.
+            The batch with ``rows`` atoms, of which those added have the inputs of the first but atomic number 0, by which
+            AIMNet2 knows them, and belong to the last system; the matrix (rows, K); and (rows,) bool, the atoms that count.
         """
         n = batch.n_atoms
         self.rows = resolve_cap(n + 1, self.rows, slack=self.slack, multiple=self.multiple)
@@ -185,7 +185,7 @@ class DenseBatchPadder(DensePadder):
         system = filled(batch.batch, self.rows, batch.n_systems - 1)
         padded = Batch(
             positions=take(batch.positions),
-            atomic_numbers=take(batch.atomic_numbers),
+            atomic_numbers=filled(batch.atomic_numbers, self.rows, 0),
             cell=batch.cell,
             pbc=batch.pbc,
             batch=system,

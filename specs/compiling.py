@@ -22,12 +22,12 @@ class ForceStrategy(str, Enum):
 
 @dataclass(frozen=True)
 class CompilePolicy:
-    """What a model needs of ``torch.compile``. Whether it is compiled is for who runs it to say.
+    """What a model needs where it is compiled (`DomainConfig.compile`). Whether it is, is for who runs it to say.
 
     Attributes:
-        static_shapes: whether atoms and edges are padded to capacities, so that the compiled graph stays the same
-            from step to step.
-        graph_padder: import path, ``"module:Class"``, of what pads the graph; None for the one of edge lists.
+        static_shapes: whether atoms and edges may be filled up to capacities, so that the compiled graph stays the same
+            from step to step; False refuses to be compiled.
+        graph_padder: import path, ``"module:Class"``, of a subclass of `nvdd.COOPadder`; None for that.
         force_strategy: of the compiled forward; None for the spec's.
     """
 

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import md
+import parity
 import toys
-from nvdd import Batch, DistributedModel, DistributedOpError, DomainConfig, ForceStrategy, InputError
+from bond_models import Bonds
+from nvdd import (
+    NVE,
+    Batch,
+    CompilePolicy,
+    COOPadder,
+    DistributedModel,
+    DistributedOpError,
+    DistributionSpec,
+    DomainConfig,
+    DomainParallel,
+    ForceStrategy,
+    HaloStoragePolicy,
+    InputError,
+    MLIPSpec,
+    ShardedStoragePolicy,
+    dispatch_trace,
+)
 
 # torch's own warning, of a model that calls it
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
@@ -49,3 +70,233 @@ def toys_on_rank(comm, names: tuple[str, ...], structure_name: str, compile: Any
         except (InputError, DistributedOpError) as error:
             out[name] = str(error), 0
     return out
+
+
+# the first number of atoms of a rank is what a compiled forward has not
+REFUSED = {"energy share": "number of atoms of this rank", "masked": "aten.index.Tensor"}
+NAMES = tuple(toys.TOYS)
+
+
+def check_toys(ranks, world_size: int, structure_name: str, names: tuple[str, ...], **domain: Any) -> None:
+    parts = ranks.run(world_size, toys_on_rank, names, structure_name, "eager", **domain)
+    for name in names:
+        for worst, traces in (part[name] for part in parts):
+            if name in REFUSED:
+                assert REFUSED[name] in worst, (name, worst)
+            else:
+                assert worst <= 1e-11, (name, worst)
+                assert traces == 1, (name, traces)
+
+
+@pytest.mark.parametrize("world_size,structure_name,start", ((1, "slab", 0), (2, "triclinic", 3), (3, "pair", 5)))
+def test_toys(ranks, world_size, structure_name, start):
+    """Models of all patterns; open axes, ranks that own nothing; two of three steps were not traced."""
+    check_toys(ranks, world_size, structure_name, NAMES[start::12])
+
+
+def test_a_toy_under_graph_partition(ranks):
+    parts = ranks.run(2, graph_partition_on_rank)
+    assert max(worst for worst, _ in parts) <= 1e-11
+
+
+def graph_partition_on_rank(comm) -> tuple[float, int]:
+    return toys_on_rank(comm, ("charge equilibration",), "triclinic", "eager", strategy="graph")["charge equilibration"]
+
+
+@pytest.mark.slow  # CI takes a twelfth of them, and not on four ranks
+@pytest.mark.parametrize("structure_name", [name for name in toys.STRUCTURES if name != "several"])
+@pytest.mark.parametrize("world_size", (1, 2, 4))
+@pytest.mark.parametrize("part", range(4))
+def test_all_toys_on_all_structures(ranks, world_size, structure_name, part):
+    check_toys(ranks, world_size, structure_name, NAMES[part::4])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_depends_on_values_is_refused_by_name(name):
+    from nvdd.communicator import Communicator
+
+    refusal, _ = toys_on_rank(Communicator(None), (name,), "triclinic", "eager")[name]
+    assert REFUSED[name] in refusal and "leave compile out" in refusal
+
+
+def models_on_rank(comm, names: tuple[str, ...], halo_correction: bool) -> dict[str, Any]:
+    """Of real models the numbers of the last of three steps, and its messages."""
+    out = {}
+    for name in names:
+        wrapper, spec = parity.wrapper(name), None
+        if halo_correction:
+            policy = HaloStoragePolicy(scatter_mode="halo_correction", gather_mode="halo_read")
+            spec = MLIPSpec(DistributionSpec(policy), wrapper.distribution_spec().outputs)
+        model = DistributedModel(wrapper, DomainConfig(mesh=comm, compile="eager"), spec=spec)
+        for batch in steps(parity.structure(STRUCTURE[name]), 3, 0.05):
+            with dispatch_trace() as trace:
+                found = model(batch, ("energy", "energies", "forces", "stress", "stresses"))
+        out[name] = {
+            "ids": found.ids.numpy(),
+            **{key: value.numpy() for key, value in found.items()},
+            "exchanges": trace.n_exchanges,
+            "traces": model._compiled[0].n_traces,
+        }
+    return out
+
+
+STRUCTURE = {"lj": "argon", "mace": "quartz", "7net-0": "quartz"}
+MESSAGES = {"lj": 1, "mace": 4, "7net-0": 10}
+
+
+@pytest.mark.parametrize("world_size,halo_correction", ((1, False), (2, False), (3, False), (2, True)))
+def test_models_equal_their_own_calculators(ranks, world_size, halo_correction):
+    names = ("lj", "mace") if world_size == 3 or halo_correction else ("lj", "mace", "7net-0")
+    parts = ranks.run(world_size, models_on_rank, names, halo_correction)
+    for name in names:
+        atoms = parity.structure(STRUCTURE[name]).copy()
+        atoms.positions = steps(atoms, 3, 0.05)[-1].positions.numpy()
+        mine = [part[name] for part in parts]
+        parity.assert_parity(parity.assemble(mine, len(atoms)), parity.exact(name, atoms), tight=name != "7net-0")
+        assert {part["traces"] for part in mine} == {1}
+        if not halo_correction:
+            assert {part["exchanges"] for part in mine} == {MESSAGES[name] if world_size > 1 else 0}
+
+
+@pytest.mark.parametrize("name,world_size", (("silica pair", 3), ("quartz slab", 2), ("silica tiny", 2)))
+def test_the_envelope(ranks, name, world_size):
+    parts = ranks.run(world_size, parity.on_rank, "mace", name, {"compile": "eager"})
+    parity.assert_parity(parity.assemble(parts, len(parity.structure(name))), parity.reference("mace", name), tight=True)
+
+
+def grown_on_rank(comm) -> list[tuple[int, float]]:
+    """Graphs made and the difference from the eager forces, for atoms that come closer and closer together."""
+    model = toys.toy("messages, index_add")
+    fast = DistributedModel(model, DomainConfig(mesh=comm, compile="eager"))
+    eager = DistributedModel(model, DomainConfig(mesh=comm))
+    out = []
+    atoms = toys.structure("triclinic")
+    for scale in (1.0, 0.97, 0.9, 1.0, 0.9):
+        moved = atoms.copy()
+        moved.set_cell(atoms.cell * scale, scale_atoms=True)
+        batch = Batch.from_atoms(moved)
+        off = (fast(batch)["forces"] - eager(batch)["forces"]).abs().max()
+        out.append((fast._compiled[0].n_traces, float(off)))
+    return out
+
+
+def test_capacities_grow_and_never_shrink(ranks):
+    for part in ranks.run(2, grown_on_rank):
+        assert max(off for _, off in part) <= 1e-12
+        traces = [n for n, _ in part]
+        assert traces[0] == 1 and traces[2] > 1
+        assert traces[3] == traces[4] == traces[2], "what fitted once fits again"
+
+
+def hot_gas_on_rank(comm) -> dict[str, Any]:
+    """A thousand steps of hot argon under DomainParallel, compiled and eager, and when graphs were made."""
+    out: dict[str, Any] = {}
+    for compile in (False, "eager"):
+        config = DomainConfig(mesh=comm, skin=0.6, compile=compile)
+        run = DomainParallel(NVE(timestep=4.0), parity.wrapper("lj"), config)
+        run.partition(Batch.from_atoms(md.hot_argon()) if comm.rank == 0 else None)
+        made = []
+        for _ in range(4):
+            run.run(250)
+            made.append(run.model._compiled[0].n_traces if compile else 0)
+        final = run.gather()
+        out[str(compile)] = None if final is None else final.positions.numpy()
+        out |= {"made": made, "migrated": run.migration.n_migrated}
+    return out
+
+
+def test_no_graph_is_made_after_the_first_steps_of_a_run_with_migration(ranks):
+    parts = ranks.run(2, hot_gas_on_rank)
+    for part in parts:
+        assert part["made"][1] == part["made"][-1], part["made"]
+        assert part["migrated"] > 20
+    # chaotic motion makes much of rounding
+    np.testing.assert_allclose(parts[0]["eager"], parts[0]["False"], rtol=0, atol=1e-6)
+
+
+def test_inductor():
+    """The compiled numbers, with no break in the graph and none made again."""
+    toy = toys.toy("messages, index_add")
+    fast, eager = (DistributedModel(toy, DomainConfig(compile=compile)) for compile in ("inductor", False))
+    torch._dynamo.utils.counters.clear()
+    wanted = {"energy", "forces", "virial"}
+    for batch in steps(toys.structure("slab"), 4):
+        ours, theirs = fast(batch, wanted), eager(batch, wanted)
+        for name in wanted:
+            assert (ours[name] - theirs[name]).abs().max() <= 1e-11 * theirs[name].abs().max() + 1e-14
+    assert fast._compiled[0].n_traces == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_an_unknown_element_is_an_error_after_the_step(ranks):
+    model = DistributedModel(parity.wrapper("mace"), DomainConfig(compile="eager"))
+    batch = Batch.from_atoms(parity.structure("quartz"))
+    model(batch)
+    batch.atomic_numbers = batch.atomic_numbers.clone()
+    batch.atomic_numbers[3] = 79
+    with pytest.raises(InputError, match=r"one_hot .* element"):
+        model(batch)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("compile", ("jit", 1.5, "cuda"))
+    def test_unknown_backend(self, compile):
+        with pytest.raises(InputError, match="compile must be True, False or one of 'eager', 'inductor'"):
+            DomainConfig(compile=compile)
+
+    def test_cuda_graphs_without_a_gpu(self):
+        with pytest.raises(InputError, match="needs a GPU"):
+            DistributedModel(toys.toy("fields"), DomainConfig(compile="cudagraphs"))
+
+    def test_several_systems(self):
+        model = DistributedModel(toys.toy("fields"), DomainConfig(compile="eager"))
+        with pytest.raises(InputError, match="one system at a time"):
+            model(toys.batch_of("several"))
+
+    def test_second_derivatives(self):
+        model = DistributedModel(toys.toy("messages, index_add"), DomainConfig(compile="eager"))
+        with pytest.raises(InputError, match="differentiated once"):
+            model(toys.batch_of("slab"), create_graph=True)
+
+    @pytest.mark.parametrize(
+        "policy,words",
+        (
+            (CompilePolicy(static_shapes=False), "static_shapes=False"),
+            (CompilePolicy(graph_padder="nvdd:DensePadder"), "no subclass of nvdd.COOPadder"),
+            (CompilePolicy(graph_padder="nvdd:NoSuchThing"), "NoSuchThing"),
+        ),
+    )
+    def test_policies(self, policy, words):
+        model = toys.toy("messages, index_add")
+        spec = model.distribution_spec().with_compile_policy(policy)
+        with pytest.raises(InputError, match=words):
+            DistributedModel(model, DomainConfig(compile="eager"), spec=spec)
+        DistributedModel(model, DomainConfig(), spec=spec)  # of no matter to an eager run
+
+    def test_sharded_storage(self):
+        spec = MLIPSpec(DistributionSpec(ShardedStoragePolicy()), toys.toy("fields").distribution_spec().outputs)
+        with pytest.raises(InputError, match="global ids"):
+            DistributedModel(toys.toy("fields"), DomainConfig(compile="eager"), spec=spec)
+
+    def test_bonds(self):
+        with pytest.raises(InputError, match="bonds or reverse edges"):
+            DistributedModel(Bonds(), DomainConfig(compile="eager"))
+
+
+def test_a_policy_chooses_padder_and_force_strategy():
+    model = toys.toy("positions")
+    policy = CompilePolicy(graph_padder="test_compiled:Wide", force_strategy=ForceStrategy.POSITIONS)
+    spec = model.distribution_spec().with_compile_policy(policy)
+    fast = DistributedModel(model, DomainConfig(compile="eager"), spec=spec)
+    block = fast._compiled[0]
+    assert isinstance(block.padder, Wide) and block.block.spec.force_strategy is ForceStrategy.POSITIONS
+    batch = toys.batch_of("slab")
+    found, expected = fast(batch), DistributedModel(model, DomainConfig())(batch)
+    assert block.padder.cap % 512 == 0
+    assert (found["forces"] - expected["forces"]).abs().max() <= 1e-12
+
+
+@dataclass
+class Wide(COOPadder):
+    multiple: int = 512
