@@ -189,29 +189,29 @@ def test_capacities_grow_and_never_shrink(ranks):
 
 
 def hot_gas_on_rank(comm) -> dict[str, Any]:
-    """A thousand steps of hot argon under DomainParallel, compiled and eager, and when graphs were made."""
-    out: dict[str, Any] = {}
-    for compile in (False, "eager"):
+    """A thousand steps of hot argon under DomainParallel, compiled, and 250 eager ones; when graphs were made."""
+    out: dict[str, Any] = {"made": []}
+    for compile, blocks in ((False, 1), ("eager", 4)):
         config = DomainConfig(mesh=comm, skin=0.6, compile=compile)
         run = DomainParallel(NVE(timestep=4.0), parity.wrapper("lj"), config)
         run.partition(Batch.from_atoms(md.hot_argon()) if comm.rank == 0 else None)
-        made = []
-        for _ in range(4):
+        for block in range(blocks):
             run.run(250)
-            made.append(run.model._compiled[0].n_traces if compile else 0)
-        final = run.gather()
-        out[str(compile)] = None if final is None else final.positions.numpy()
-        out |= {"made": made, "migrated": run.migration.n_migrated}
+            if block == 0 and (final := run.gather()) is not None:
+                out[str(compile)] = final.positions.numpy()
+            if compile:
+                out["made"].append(run.model._compiled[0].n_traces)
+        out["migrated"] = run.migration.n_migrated
     return out
 
 
 def test_no_graph_is_made_after_the_first_steps_of_a_run_with_migration(ranks):
     parts = ranks.run(2, hot_gas_on_rank)
     for part in parts:
-        assert part["made"][1] == part["made"][-1], part["made"]
+        assert part["made"][0] == part["made"][-1], part["made"]
         assert part["migrated"] > 20
     # chaotic motion makes much of rounding
-    np.testing.assert_allclose(parts[0]["eager"], parts[0]["False"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(parts[0]["eager"], parts[0]["False"], rtol=0, atol=1e-7)
 
 
 def test_inductor():
