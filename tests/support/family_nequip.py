@@ -90,3 +90,20 @@ CASES = {
     "nequip-zbl": make_case("nequip-zbl", {"halo": 4, "graph": 4}, 2),
     "nequip-float32": make_case("nequip-float32", {"halo": 4, "graph": 4}, 2, tight=False),
 }
+
+
+def write_package(config: dict[str, Any], path: Path) -> Path:
+    """What `nequip-package` writes of a checkpoint, without the example data for compilation."""
+    import yaml
+    from nequip.scripts import package as theirs
+    from nequip.train.lightning import _SOLE_MODEL_KEY
+
+    models = torch.nn.ModuleDict({_SOLE_MODEL_KEY: build_model(config).eval()})
+    metadata = {"package_version_id": 2, "available_models": ["eager"], "atom_types": dict(enumerate(TYPES)), "versions": {}}
+    with torch.package.PackageExporter(str(path)) as exporter:
+        exporter.mock([f"{name}.**" for name in theirs._MOCK_MODULES])
+        exporter.extern([f"{name}.**" for name in theirs._EXTERNAL_MODULES])
+        exporter.intern([f"{name}.**" for name in theirs._INTERNAL_MODULES])
+        exporter.save_text("model", "package_metadata.txt", yaml.dump(metadata))
+        exporter.save_pickle("model", "eager_model.pkl", models, dependencies=True)
+    return path
