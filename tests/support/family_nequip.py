@@ -13,10 +13,10 @@ from nvdd.models.building import building
 from nvdd.models.nequip import NequIPWrapper
 from nvdd.models.nequip_files import build_model
 
-TYPES = ["O", "Si"]
+TYPES = ["H", "O", "Si"]
 COMMON = {
     "seed": 4, "model_dtype": "float64", "r_max": 4.5, "type_names": TYPES, "avg_num_neighbors": 20.0,
-    "per_type_energy_scales": 0.7, "per_type_energy_shifts": {"O": -2.0, "Si": -1.0},
+    "per_type_energy_scales": 0.7, "per_type_energy_shifts": {"H": -0.5, "O": -2.0, "Si": -1.0},
 }  # fmt: skip
 NEQUIP = {"_target_": "nequip.model.NequIPGNNModel", "l_max": 1, "num_features": 8, "radial_mlp_width": 16, **COMMON}
 ZBL = {"_target_": "nequip.nn.pair_potential.ZBL", "chemical_species": TYPES, "units": "metal"}
@@ -25,7 +25,7 @@ CONFIGS = {
     "nequip": {**NEQUIP, "num_layers": 3},
     "nequip-zbl": {
         **NEQUIP, "num_layers": 2, "l_max": 2, "parity": False, "pair_potential": ZBL, "per_edge_type_cutoff": CUTOFFS,
-        "avg_num_neighbors": {"O": 18.0, "Si": 25.0},
+        "avg_num_neighbors": {"H": 15.0, "O": 18.0, "Si": 25.0},
     },
     "nequip-float32": {**NEQUIP, "num_layers": 2, "model_dtype": "float32"},
 }  # fmt: skip
