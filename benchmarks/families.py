@@ -62,9 +62,9 @@ def row(name: str, pool) -> str:
             families.assert_parity(name, found, expected)
             energy = max(energy, abs(found.energy - expected.energy) / abs(expected.energy))
             force = max(force, np.abs(found.forces - expected.forces).max() / np.abs(expected.forces).max())
-            exchanges.add(parts[0]["exchanges"])
-            if ranks == 2:
-                sent[strategy] = f"{sum(part['bytes'] for part in parts) / n:.0f}"
+        traffic = pool.run(2, families.traffic_on_rank, name, of, strategy, timeout=600.0)
+        exchanges.add(traffic[0]["exchanges"])
+        sent[strategy] = f"{sum(part['bytes'] for part in traffic) / n:.0f}"
     kind = str(parity.wrapper(f"family:{name}").dtype).removeprefix("torch.")
     counts = ", ".join(map(str, sorted(exchanges)))
     layers = case.layers or "0, strictly local"
