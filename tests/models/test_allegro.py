@@ -14,6 +14,7 @@ test_parity_spline = families.parity_test("allegro-spline", ranks=(3,))
 test_envelope = families.envelope_test("allegro")
 test_stress = families.stress_test("allegro")
 test_ase = families.ase_test("allegro")
+test_cli = families.cli_test("allegro")
 test_lammps = families.lammps_test("allegro")
 test_only_forces_cross_ranks = families.only_forces_test("allegro", "quartz bar")
 

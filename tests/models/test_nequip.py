@@ -32,6 +32,7 @@ test_envelope = families.envelope_test("nequip")
 test_envelope_zbl = families.envelope_test("nequip-zbl")
 test_stress = families.stress_test("nequip")
 test_ase = families.ase_test("nequip")
+test_cli = families.cli_test("nequip")
 test_lammps = families.lammps_test("nequip")
 
 

@@ -24,6 +24,7 @@ test_parity_float32 = families.parity_test("torchani-float32", ranks=(3,))
 test_envelope = families.envelope_test("torchani")
 test_stress = families.stress_test("torchani")
 test_ase = families.ase_test("torchani")
+test_cli = families.cli_test("torchani")
 test_lammps = families.lammps_test("torchani")
 test_only_forces_cross_ranks = families.only_forces_test("torchani", "organic bar")
 

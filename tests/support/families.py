@@ -7,6 +7,7 @@ A family has a module ``family_<name>.py`` here with ``CASES``, and a test modul
     test_envelope = families.envelope_test("nequip")
     test_stress = families.stress_test("nequip")
     test_ase = families.ase_test("nequip")
+    test_cli = families.cli_test("nequip")
     test_lammps = families.lammps_test("nequip")
 
 The reference is the family's own ASE calculator, in one process and without nvdd. Cases and structures travel to the
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +30,8 @@ import pytest
 import torch
 from ase import Atoms
 from ase.data import atomic_numbers
+from ase.stress import voigt_6_to_full_3x3_stress
+from typer.testing import CliRunner
 
 import lammps_parity
 import parity
@@ -234,6 +238,30 @@ def ase_test(name: str, ranks: int = 2) -> Callable:
         if registry.families()[model.partition(":")[0]].from_calculator is not None:
             atoms.calc = NVDDCalculator.from_calculator(calculator(name))
             assert_ase(name, atoms, expected)
+
+    return test
+
+
+def cli_test(name: str) -> Callable:
+    """`nvdd single` by the model's name, and its line of `nvdd models`."""
+
+    def test(tmp_path):
+        from nvdd_ase.cli import app
+
+        model, options = case(name).write(tmp_path)
+        of, out = structure(case(name).structure), tmp_path / "out.json"
+        of.write(tmp_path / "in.traj")
+        words = ["single", tmp_path / "in.traj", "--model", model, "-o", out, *(f"--option={k}={v}" for k, v in options.items())]
+        words += ["--dtype", case(name).dtype_name] if case(name).dtype else []
+        done = CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        got = json.loads(out.read_text())
+        stress = voigt_6_to_full_3x3_stress(got["stress_eV_per_A3"])
+        found = Results(got["energy_eV"], np.array(got["energies_eV"]), np.array(got["forces_eV_per_A"]), stress, None)
+        assert_parity(name, found, reference(name, case(name).structure))
+        family = registry.families()[model.partition(":")[0]]
+        listed = " ".join(CliRunner().invoke(app, ["models"]).output.split())
+        assert family.name in listed and " ".join(family.licence.split()[:2]) in listed
 
     return test
 
