@@ -25,15 +25,17 @@ families.require("nequip", "nequip")
 
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated", "ignore:`torch.jit.set_fusion_strategy`")
 
-test_parity = families.parity_test("nequip")
-test_parity_zbl = families.parity_test("nequip-zbl", ranks=(3,))
+# In CI on two ranks: each further one would import nequip once more, ten seconds.
+test_parity = families.parity_test("nequip", ci=(1, 2))
+test_parity_zbl = families.parity_test("nequip-zbl", ranks=(2, 3), ci=(2,))
 test_parity_float32 = families.parity_test("nequip-float32", ranks=(2,))
-test_envelope = families.envelope_test("nequip")
-test_envelope_zbl = families.envelope_test("nequip-zbl")
+test_envelope = families.envelope_test("nequip", 2)
+test_envelope_on_three = families.envelope_test("nequip", 3, ci=False)
+test_envelope_zbl = families.envelope_test("nequip-zbl", 3, ci=False)
 test_stress = families.stress_test("nequip")
-test_ase = families.ase_test("nequip")
+test_ase = families.ase_test("nequip", ci=False)
 test_cli = families.cli_test("nequip")
-test_lammps = families.lammps_test("nequip")
+test_lammps = families.lammps_test("nequip", ci=())
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +205,7 @@ def test_lennard_jones_as_pair_potential():
 def test_other_calculators():
     calc = calculator_of(model_of("nequip"))
     assert FAMILY.from_calculator(object()) is None
-    assert FAMILY.from_calculator(calc).species == {"O": "O", "Si": "Si"}
+    assert FAMILY.from_calculator(calc).species == {name: name for name in family_nequip.TYPES}
     calc.energy_units_to_eV = 27.2
     with pytest.raises(InputError, match=r"energy_units_to_eV=27.2"):
         FAMILY.from_calculator(calc)

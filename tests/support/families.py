@@ -166,9 +166,14 @@ def check(ranks: Any, world_size: int, name: str, of: str, strategy: str, **opti
     return parts
 
 
-def parity_test(name: str, ranks: tuple[int, ...] = (1, 2, 3)) -> Callable:
-    """Energy, energies, forces and stress against the calculator; the number of exchanges."""
-    both = [(n, strategy) for n in ranks for strategy in case(name).strategies if n > 1 or strategy == "halo"]
+def parity_test(name: str, ranks: tuple[int, ...] = (1, 2, 3), ci: tuple[int, ...] | None = None) -> Callable:
+    """Energy, energies, forces and stress against the calculator; the number of exchanges. In CI on ``ci`` ranks (all)."""
+    both = [
+        pytest.param(n, strategy, marks=slow_unless(n in (ranks if ci is None else ci)))
+        for n in ranks
+        for strategy in case(name).strategies
+        if n > 1 or strategy == "halo"
+    ]
 
     @pytest.mark.parametrize(("world_size", "strategy"), both)
     def test(ranks, world_size, strategy):
@@ -178,10 +183,17 @@ def parity_test(name: str, ranks: tuple[int, ...] = (1, 2, 3)) -> Callable:
     return test
 
 
-def envelope_test(name: str, world_size: int = 3) -> Callable:
+def slow_unless(often: bool) -> tuple[pytest.MarkDecorator, ...]:
+    """Marks of a test. What is slow in CI is that each process imports the family's package, not what it computes then."""
+    return () if often else (pytest.mark.slow,)
+
+
+def envelope_test(name: str, world_size: int = 3, ci: bool = True) -> Callable:
     """Every kind of cell and periodicity, few atoms, ranks that own nothing; the strategies take turns."""
     strategies = case(name).strategies
-    rows = [(of, strategies[k % len(strategies)]) for k, of in enumerate(case(name).envelope)]
+    rows = [
+        pytest.param(of, strategies[k % len(strategies)], marks=slow_unless(ci)) for k, of in enumerate(case(name).envelope)
+    ]
 
     @pytest.mark.parametrize(("of", "strategy"), rows)
     def test(ranks, of, strategy):
@@ -226,10 +238,11 @@ def stress_test(name: str) -> Callable:
     return test
 
 
-def ase_test(name: str, ranks: int = 2) -> Callable:
+def ase_test(name: str, ranks: int = 2, ci: bool = True) -> Callable:
     """The model by its name in NVDDCalculator, with ranks of its own; and made from the family's calculator in one process."""
 
-    def test(tmp_path):
+    @pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=slow_unless(ci))])
+    def test(tmp_path, ranks):
         model, options = case(name).write(tmp_path)
         atoms, expected = structure(case(name).structure).copy(), reference(name, case(name).structure)
         with NVDDCalculator(model, model_options=options, dtype=case(name).dtype_name, ranks=ranks) as calc:
@@ -273,10 +286,10 @@ def assert_ase(name: str, atoms: Atoms, expected: Results) -> None:
     assert_parity(name, Results(atoms.get_potential_energy(), energies, atoms.get_forces(), stress, None), expected)
 
 
-def lammps_test(name: str, ranks: tuple[int, ...] = (1, 2)) -> Callable:
+def lammps_test(name: str, ranks: tuple[int, ...] = (1, 2), ci: tuple[int, ...] | None = None) -> Callable:
     """Some steps of MD in LAMMPS from a ``.nvdd`` file, and the calculator at the positions where they end."""
 
-    @pytest.mark.parametrize("world_size", ranks)
+    @pytest.mark.parametrize("world_size", [pytest.param(n, marks=slow_unless(n in (ranks if ci is None else ci))) for n in ranks])
     def test(tmp_path_factory, world_size):
         job = lammps_parity.Job(MODEL, case(name).structure, case(name).action, elements=case(name).elements)
         found = lammps_parity.run({name: job}, world_size, exported(name, tmp_path_factory))[name]
