@@ -5,6 +5,7 @@ A family has a module ``family_<name>.py`` here with ``CASES``, and a test modul
     families.require("nequip", "nequip")
     test_parity = families.parity_test("nequip")
     test_envelope = families.envelope_test("nequip")
+    test_several_systems = families.several_test("nequip")
     test_stress = families.stress_test("nequip")
     test_ase = families.ase_test("nequip")
     test_cli = families.cli_test("nequip")
@@ -20,7 +21,7 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def assert_parity(name: str, found: Results, expected: Results) -> None:
     """`parity.assert_parity`, also where the calculator has no energies of atoms."""
     if expected.energies is None:
         np.testing.assert_allclose(found.energies.sum(), found.energy, rtol=1e-12 if case(name).tight else 1e-6)
-        expected = Results(**{**vars(expected), "energies": found.energies})
+        expected = replace(expected, energies=found.energies)
     parity.assert_parity(found, expected, tight=case(name).tight)
 
 
@@ -198,6 +199,27 @@ def envelope_test(name: str, world_size: int = 3, ci: bool = True) -> Callable:
     @pytest.mark.parametrize(("of", "strategy"), rows)
     def test(ranks, of, strategy):
         check(ranks, world_size, name, of, strategy)
+
+    return test
+
+
+def several_test(name: str) -> Callable:
+    """Systems of every periodicity in one batch on two ranks, each as alone; a rank lacks some of them."""
+
+    def test(ranks):
+        names = [of for of in case(name).envelope if of.rpartition(" ")[2] in ("wire", "atom", "tiny", "pair")]
+        assert len(names) == 4
+        parts, first = ranks.run(2, parity.several_on_rank, f"family:{name}", names), 0
+        for k, of in enumerate(names):
+            last = first + len(structure(of))
+            mine = []
+            for part in parts:
+                rows = (part["ids"] >= first) & (part["ids"] < last)
+                mine.append({"ids": part["ids"][rows] - first, "energy": part["energy"][k : k + 1],
+                             "energies": part["energies"][rows], "forces": part["forces"][rows]})  # fmt: skip
+            expected = replace(reference(name, of), stress=None)
+            assert_parity(name, parity.assemble(mine, last - first), expected)
+            first = last
 
     return test
 
