@@ -158,6 +158,8 @@ def test_types():
     for one, other in zip(convert(model_of("nequip"), torch.float32).modules(), model_of("nequip").modules(), strict=True):
         if type(one).__name__ in ("PerTypeScaleShift", "EdgeLengthNormalizer"):
             assert all(torch.equal(a, b) for a, b in zip(one.buffers(), other.buffers(), strict=True))
+    inside = torch.nn.ModuleList([NequIPWrapper(model_of("nequip"))]).float()[0]  # as a part of another module
+    np.testing.assert_array_equal(evaluate(inside, structure("quartz unit"), torch.float64).forces, found.forces)
     with pytest.raises(InputError, match=r"float32 or float64, not in torch.float16"):
         NequIPWrapper(model_of("nequip")).to(torch.float16)
 
