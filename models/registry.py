@@ -19,6 +19,7 @@ from nvdd.models import composed
 
 _BUILTIN = {
     "aimnet2": "nvdd.models.aimnet2:FAMILY",
+    "chgnet": "nvdd.models.chgnet:FAMILY",
     "dftd3": "nvdd.models.dftd3:FAMILY",
     "ewald": "nvdd.models.ewald:FAMILY",
     "lj": "nvdd.models.lj:FAMILY",
