@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import sys
 from functools import cache
 
 import numpy as np
@@ -12,14 +10,13 @@ import torch
 from ase import Atoms
 
 import parity
-from nvdd import Batch, DistributedModel, DomainConfig, dispatch_trace
+from nvdd import Batch, DistributedModel, DomainConfig
 from nvdd.communicator import Communicator
-from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.registry import load
 
 pytest.importorskip("chgnet", reason="chgnet is not installed: ./dev env makes an environment that has it")
 
-import chgnet_reference  # noqa: E402  # imports chgnet where it is used
+import chgnet_reference  # imports chgnet where it is used
 
 # of every kind that the envelope promises: with and without angles, several images of an atom, open axes, lone atoms
 NAMES = ("quartz", "silica left-handed", "silica unwrapped", "quartz slab", "silica wire", "silica tiny", "silane-like",
