@@ -122,7 +122,7 @@ class CHGNetWrapper(torch.nn.Module, BaseModelMixin):
 
 def _build(checkpoint: str | None, *, dtype: torch.dtype | None = None) -> CHGNetWrapper:
     wrapper = CHGNetWrapper(chgnet_files.load(checkpoint))
-    return wrapper.to(dtype=dtype or torch.float32).eval().requires_grad_(False)
+    return wrapper.to(dtype=dtype or wrapper.dtype).eval().requires_grad_(False)
 
 
 def _from_calculator(calculator: Any) -> CHGNetWrapper | None:

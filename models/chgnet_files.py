@@ -66,7 +66,7 @@ def references(model: Any) -> Tensor:
 
 
 def load(checkpoint: str | None) -> torch.nn.Module:
-    """The module of a name or file, on the CPU, in float32.
+    """The module of a name or file, on the CPU, in the type of its weights there.
 
     Raises:
         InputError: no such name or file, or one that is no CHGNet.
@@ -86,7 +86,11 @@ def load(checkpoint: str | None) -> torch.nn.Module:
         with building(torch.float32), _quiet():
             if checkpoint in SHIPPED:
                 return CHGNet.load(model_name=checkpoint, use_device="cpu", verbose=False)
-            return CHGNet.from_file(path)
+            # like chgnet itself, this unpickles the file
+            state = torch.load(path, map_location="cpu", weights_only=False)["model"]
+            model = CHGNet(**state["model_args"]).to(state["state_dict"]["site_wise.weight"].dtype)
+            model.load_state_dict(state["state_dict"])
+            return model
     except Exception as error:  # whatever a file of another kind leads to
         raise InputError(
             f"{path} can't be read as a CHGNet checkpoint: {type(error).__name__}: {error}. Take the .pth.tar file that "
