@@ -25,6 +25,7 @@ _BUILTIN = {
     "ewald": "nvdd.models.ewald:FAMILY",
     "lj": "nvdd.models.lj:FAMILY",
     "mace": "nvdd.models.mace:FAMILY",
+    "matgl": "nvdd.models.matgl:FAMILY",
     "nequip": "nvdd.models.nequip:FAMILY",
     "pme": "nvdd.models.pme:FAMILY",
     "sevenn": "nvdd.models.sevenn:FAMILY",
