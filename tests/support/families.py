@@ -5,8 +5,10 @@ A family has a module ``family_<name>.py`` here with ``CASES``, and a test modul
     families.require("nequip", "nequip")
     test_parity = families.parity_test("nequip")
     test_envelope = families.envelope_test("nequip")
+    test_several_systems = families.several_test("nequip")
     test_stress = families.stress_test("nequip")
     test_ase = families.ase_test("nequip")
+    test_cli = families.cli_test("nequip")
     test_lammps = families.lammps_test("nequip")
 
 The reference is the family's own ASE calculator, in one process and without nvdd. Cases and structures travel to the
@@ -17,8 +19,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,10 +31,12 @@ import pytest
 import torch
 from ase import Atoms
 from ase.data import atomic_numbers
+from ase.stress import voigt_6_to_full_3x3_stress
+from typer.testing import CliRunner
 
 import lammps_parity
 import parity
-from nvdd import Batch, DistributedModel, DomainConfig
+from nvdd import Batch, DistributedModel, DomainConfig, dispatch_trace
 from nvdd.communicator import Communicator
 from nvdd.models import registry
 from nvdd_ase import NVDDCalculator
@@ -148,7 +153,7 @@ def assert_parity(name: str, found: Results, expected: Results) -> None:
     """`parity.assert_parity`, also where the calculator has no energies of atoms."""
     if expected.energies is None:
         np.testing.assert_allclose(found.energies.sum(), found.energy, rtol=1e-12 if case(name).tight else 1e-6)
-        expected = Results(**{**vars(expected), "energies": found.energies})
+        expected = replace(expected, energies=found.energies)
     parity.assert_parity(found, expected, tight=case(name).tight)
 
 
@@ -162,9 +167,14 @@ def check(ranks: Any, world_size: int, name: str, of: str, strategy: str, **opti
     return parts
 
 
-def parity_test(name: str, ranks: tuple[int, ...] = (1, 2, 3)) -> Callable:
-    """Energy, energies, forces and stress against the calculator; the number of exchanges."""
-    both = [(n, strategy) for n in ranks for strategy in case(name).strategies if n > 1 or strategy == "halo"]
+def parity_test(name: str, ranks: tuple[int, ...] = (1, 2, 3), ci: tuple[int, ...] | None = None) -> Callable:
+    """Energy, energies, forces and stress against the calculator; the number of exchanges. In CI on ``ci`` ranks (all)."""
+    both = [
+        pytest.param(n, strategy, marks=slow_unless(n in (ranks if ci is None else ci)))
+        for n in ranks
+        for strategy in case(name).strategies
+        if n > 1 or strategy == "halo"
+    ]
 
     @pytest.mark.parametrize(("world_size", "strategy"), both)
     def test(ranks, world_size, strategy):
@@ -174,14 +184,42 @@ def parity_test(name: str, ranks: tuple[int, ...] = (1, 2, 3)) -> Callable:
     return test
 
 
-def envelope_test(name: str, world_size: int = 3) -> Callable:
+def slow_unless(often: bool) -> tuple[pytest.MarkDecorator, ...]:
+    """Marks of a test. What is slow in CI is that each process imports the family's package, not what it computes then."""
+    return () if often else (pytest.mark.slow,)
+
+
+def envelope_test(name: str, world_size: int = 3, ci: bool = True) -> Callable:
     """Every kind of cell and periodicity, few atoms, ranks that own nothing; the strategies take turns."""
     strategies = case(name).strategies
-    rows = [(of, strategies[k % len(strategies)]) for k, of in enumerate(case(name).envelope)]
+    rows = [
+        pytest.param(of, strategies[k % len(strategies)], marks=slow_unless(ci)) for k, of in enumerate(case(name).envelope)
+    ]
 
     @pytest.mark.parametrize(("of", "strategy"), rows)
     def test(ranks, of, strategy):
         check(ranks, world_size, name, of, strategy)
+
+    return test
+
+
+def several_test(name: str) -> Callable:
+    """Systems of every periodicity in one batch on two ranks, each as alone; a rank lacks some of them."""
+
+    def test(ranks):
+        names = [of for of in case(name).envelope if of.rpartition(" ")[2] in ("wire", "atom", "tiny", "pair")]
+        assert len(names) == 4
+        parts, first = ranks.run(2, parity.several_on_rank, f"family:{name}", names), 0
+        for k, of in enumerate(names):
+            last = first + len(structure(of))
+            mine = []
+            for part in parts:
+                rows = (part["ids"] >= first) & (part["ids"] < last)
+                mine.append({"ids": part["ids"][rows] - first, "energy": part["energy"][k : k + 1],
+                             "energies": part["energies"][rows], "forces": part["forces"][rows]})  # fmt: skip
+            expected = replace(reference(name, of), stress=None)
+            assert_parity(name, parity.assemble(mine, last - first), expected)
+            first = last
 
     return test
 
@@ -222,10 +260,11 @@ def stress_test(name: str) -> Callable:
     return test
 
 
-def ase_test(name: str, ranks: int = 2) -> Callable:
+def ase_test(name: str, ranks: int = 2, ci: bool = True) -> Callable:
     """The model by its name in NVDDCalculator, with ranks of its own; and made from the family's calculator in one process."""
 
-    def test(tmp_path):
+    @pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=slow_unless(ci))])
+    def test(tmp_path, ranks):
         model, options = case(name).write(tmp_path)
         atoms, expected = structure(case(name).structure).copy(), reference(name, case(name).structure)
         with NVDDCalculator(model, model_options=options, dtype=case(name).dtype_name, ranks=ranks) as calc:
@@ -238,6 +277,30 @@ def ase_test(name: str, ranks: int = 2) -> Callable:
     return test
 
 
+def cli_test(name: str) -> Callable:
+    """`nvdd single` by the model's name, and its line of `nvdd models`."""
+
+    def test(tmp_path):
+        from nvdd_ase.cli import app
+
+        model, options = case(name).write(tmp_path)
+        of, out = structure(case(name).structure), tmp_path / "out.json"
+        of.write(tmp_path / "in.traj")
+        words = ["single", tmp_path / "in.traj", "--model", model, "-o", out, *(f"--option={k}={v}" for k, v in options.items())]
+        words += ["--dtype", case(name).dtype_name] if case(name).dtype else []
+        done = CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        got = json.loads(out.read_text())
+        stress = voigt_6_to_full_3x3_stress(got["stress_eV_per_A3"])
+        found = Results(got["energy_eV"], np.array(got["energies_eV"]), np.array(got["forces_eV_per_A"]), stress, None)
+        assert_parity(name, found, reference(name, case(name).structure))
+        family = registry.families()[model.partition(":")[0]]
+        listed = " ".join(CliRunner().invoke(app, ["models"]).output.split())
+        assert family.name in listed and " ".join(family.licence.split()[:2]) in listed
+
+    return test
+
+
 def assert_ase(name: str, atoms: Atoms, expected: Results) -> None:
     """What ASE gets of the atoms' calculator is what is expected."""
     energies = atoms.get_potential_energies()
@@ -245,10 +308,10 @@ def assert_ase(name: str, atoms: Atoms, expected: Results) -> None:
     assert_parity(name, Results(atoms.get_potential_energy(), energies, atoms.get_forces(), stress, None), expected)
 
 
-def lammps_test(name: str, ranks: tuple[int, ...] = (1, 2)) -> Callable:
+def lammps_test(name: str, ranks: tuple[int, ...] = (1, 2), ci: tuple[int, ...] | None = None) -> Callable:
     """Some steps of MD in LAMMPS from a ``.nvdd`` file, and the calculator at the positions where they end."""
 
-    @pytest.mark.parametrize("world_size", ranks)
+    @pytest.mark.parametrize("world_size", [pytest.param(n, marks=slow_unless(n in (ranks if ci is None else ci))) for n in ranks])
     def test(tmp_path_factory, world_size):
         job = lammps_parity.Job(MODEL, case(name).structure, case(name).action, elements=case(name).elements)
         found = lammps_parity.run({name: job}, world_size, exported(name, tmp_path_factory))[name]
@@ -283,7 +346,23 @@ def lammps_atoms(found: Mapping[str, Any], elements: str) -> Atoms:
     return Atoms(numbers, found["x"], cell=found["cell"], pbc=found["pbc"])
 
 
-def only_forces_cross(parts: list[dict[str, Any]]) -> None:
-    """Of a strictly local model: what crosses ranks in a step are the forces of halo atoms, 24 bytes each, and nothing else."""
-    assert {part["exchanges"] for part in parts} == {1}, parts[0]["sites"]
-    assert all(part["bytes"] % 24 == 0 for part in parts)
+def traffic_on_rank(comm: Communicator, name: str, of: str, strategy: str) -> dict[str, Any]:
+    """Runs on each rank: what it sends in a step for energy and forces that builds no plan."""
+    model = DistributedModel(parity.wrapper(f"family:{name}"), DomainConfig(mesh=comm, strategy=strategy))
+    batch = Batch.from_atoms(structure(of))
+    model(batch)
+    with dispatch_trace() as trace:
+        out = model(batch)
+    return {"exchanges": trace.n_exchanges, "bytes": trace.bytes_sent, "halo": out.n_halo}
+
+
+def only_forces_test(name: str, of: str) -> Callable:
+    """Of a strictly local model: what crosses ranks in a step is the force on each halo row, 24 bytes, and nothing else."""
+
+    @pytest.mark.parametrize("strategy", case(name).strategies)
+    def test(ranks, strategy):
+        for part in ranks.run(2, traffic_on_rank, name, of, strategy):
+            assert part["exchanges"] == 1 and part["halo"] > 0
+            assert part["bytes"] == 24 * part["halo"]
+
+    return test
