@@ -26,8 +26,8 @@ from nvdd_ase.cli import app
 
 families.require("chgnet", "chgnet")
 
-test_parity = families.parity_test("chgnet")
-test_envelope = families.envelope_test("chgnet")
+test_parity = families.parity_test("chgnet", ci=(1, 2))  # each rank imports chgnet, some seconds
+test_envelope = families.envelope_test("chgnet", world_size=2)
 test_stress = families.stress_test("chgnet")
 test_lammps = families.lammps_test("chgnet", ranks=(2,))
 test_lammps_on_one_rank = pytest.mark.slow(families.lammps_test("chgnet", ranks=(1,)))  # a path that CI has on two
@@ -110,7 +110,7 @@ def several_on_rank(comm: Communicator, model: str, names: tuple[str, ...]) -> d
 
 def test_several_systems_equal_each_alone(ranks):
     """chgnet leaves out layers where a system has no angle: each system of a batch for itself."""
-    parts = ranks.run(3, several_on_rank, "0.2.0", FEW)
+    parts = ranks.run(2, several_on_rank, "0.2.0", FEW)
     alone = [expected("0.2.0", name) for name in FEW]
     for part in parts:
         np.testing.assert_allclose(part["energy"], [r["energy"] for r in alone], rtol=1e-12)

@@ -21,6 +21,7 @@ families.require("matgl", "matgl")
 test_parity = families.parity_test("matgl")
 test_parity_of_another = families.parity_test("matgl-SO(3)", ranks=(2,))
 test_envelope = families.envelope_test("matgl")
+test_several_systems = families.several_test("matgl")
 test_stress = families.stress_test("matgl")
 test_lammps = families.lammps_test("matgl")
 
@@ -52,7 +53,7 @@ def test_from_calculator(kernels):
     if kernels:
         pytest.importorskip("nvalchemiops", reason="matgl's kernels need nvalchemi-toolkit-ops; matgl's own environment has it")
     atoms = parity.structure("quartz unit").copy()
-    theirs = PESCalculator(potential(use_warp=kernels, element_refs=[-3.0, -2.0]), stress_unit="eV/A3")
+    theirs = PESCalculator(potential(use_warp=kernels, element_refs=[-3.0, -2.0, -1.0]), stress_unit="eV/A3")
     atoms.calc = theirs
     forces, stress, energy = atoms.get_forces(), atoms.get_stress(), atoms.get_potential_energy()
     atoms.calc = NVDDCalculator.from_calculator(theirs)

@@ -15,7 +15,7 @@ from families import Case
 from nvdd.models.building import building
 from nvdd.models.matgl import TensorNetWrapper
 
-TYPES = ("Si", "O")
+TYPES = ("Si", "O", "H")
 CONFIGS: dict[str, dict[str, Any]] = {
     "matgl": {"nblocks": 2, "units": 16, "num_rbf": 8, "cutoff": 4.5},
     "matgl-SO(3)": {"nblocks": 1, "units": 8, "cutoff": 4.0, "rbf_type": "SphericalBessel", "use_smooth": True,
@@ -46,7 +46,7 @@ def potential(name: str) -> torch.nn.Module:
     with building(torch.float32):
         torch.manual_seed(3)
         model = TensorNet(element_types=TYPES, is_intensive=False, use_warp=False, **CONFIGS[name])
-        return Potential(model, data_std=700.0, element_refs=[-3.5, -2.25], calc_stresses=True).double().eval()
+        return Potential(model, data_std=700.0, element_refs=[-3.5, -2.25, -0.5], calc_stresses=True).double().eval()
 
 
 def calculator(name: str) -> Any:
