@@ -84,6 +84,7 @@ _PUBLIC = {
     "Scope": "nvdd.verbs",
     "autograd_target": "nvdd.verbs",
     "distributed_method": "nvdd.verbs",
+    "entries_at": "nvdd.verbs",
     "localize": "nvdd.verbs",
     "neighbor_refresh_adapters": "nvdd.verbs",
     "gather_atoms": "nvdd.verbs",

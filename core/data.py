@@ -137,6 +137,8 @@ class Batch:
         reverse_edges: (E,) row of each edge's reverse; with ``NeighborConfig(bonds=True)``, as the next two.
         bond_of_edge: (E,) row of each edge's undirected bond.
         edge_of_bond: (n_bonds,) the edge that stands for each bond.
+        bonded_edges: (E',) rows of the edges with r < ``NeighborConfig.bond_cutoff``; the three before it are of these
+            edges alone, and rows of edges in them are places in this. None: of all edges.
 
     Further inputs (``charge``, ``charges``, ...) are attributes too; ``node_fields`` and ``system_fields`` list their
     names. ``charges`` are also ASE's ``initial_charges``. Under domain decomposition a wrapper gets a Batch of the atoms that its
@@ -176,6 +178,7 @@ class Batch:
         self.reverse_edges: Tensor | None = None
         self.bond_of_edge: Tensor | None = None
         self.edge_of_bond: Tensor | None = None
+        self.bonded_edges: Tensor | None = None
 
     def __getattr__(self, name: str) -> Tensor:
         for fields in ("node_fields", "system_fields"):

@@ -31,15 +31,30 @@ class NeighborConfig:
         format: COO or MATRIX.
         bonds: whether the model reads reverse edges or undirected bonds (``data.reverse_edges``,
             ``data.bond_of_edge``, ``data.edge_of_bond``).
+        bond_cutoff: distance in A, at most ``cutoff``, within which edges have a bond and a reverse edge that the model
+            reads: those in ``data.bonded_edges``; None: all edges.
     """
 
     cutoff: float
     format: NeighborListFormat = NeighborListFormat.COO
     bonds: bool = False
+    bond_cutoff: float | None = None
 
     def __post_init__(self) -> None:
         if not self.cutoff > 0:
             raise ValueError(f"NeighborConfig: cutoff must be positive, got {self.cutoff!r} A")
+        if self.bond_cutoff is not None and not (self.bonds and 0 < self.bond_cutoff <= self.cutoff):
+            raise ValueError(
+                f"NeighborConfig: bond_cutoff must be between 0 and the cutoff, {self.cutoff!r} A, and goes with bonds=True; "
+                f"got {self.bond_cutoff!r} A and bonds={self.bonds!r}"
+            )
+
+    @property
+    def bond_reach(self) -> float | None:
+        """Within which distance edges have a bond, A; None if the model reads none."""
+        if not self.bonds:
+            return None
+        return self.cutoff if self.bond_cutoff is None else self.bond_cutoff
 
 
 @dataclass

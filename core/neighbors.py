@@ -135,10 +135,13 @@ def is_first_of_pair(receiver: np.ndarray, sender: np.ndarray, shift: np.ndarray
     return (receiver < sender) | ((receiver == sender) & positive)
 
 
-def attach_neighbors(batch: Batch, cutoff: float, layout: EdgeLayout | None = None) -> Batch:
+def attach_neighbors(
+    batch: Batch, cutoff: float, layout: EdgeLayout | None = None, bond_cutoff: float | None = None
+) -> Batch:
     """Sets ``neighbor_list`` and ``neighbor_list_shifts`` of a batch of plain tensors, in place; returns it.
 
-    Reverse edges and bonds are set as well (``reverse_edges``, ``bond_of_edge``, ``edge_of_bond``).
+    Reverse edges and bonds are set as well (``reverse_edges``, ``bond_of_edge``, ``edge_of_bond``); with ``bond_cutoff`` in
+    A, as `NeighborConfig` has it, those of shorter edges alone (``bonded_edges``).
     """
     layout = layout or batch.edge_layout
     system = batch.batch.cpu().numpy()
@@ -157,12 +160,22 @@ def attach_neighbors(batch: Batch, cutoff: float, layout: EdgeLayout | None = No
     batch.neighbor_list_shifts = torch.from_numpy(np.concatenate(shifts)).to(batch.device)
     batch.edge_layout = layout
     batch._edge_vectors = None
-    attach_bonds(batch, np.concatenate(receivers), np.concatenate(senders), layout.sign * np.concatenate(shifts))
+    edges = np.concatenate(receivers), np.concatenate(senders), layout.sign * np.concatenate(shifts)
+    attach_bonds(batch, *edges, bond_cutoff)
     return batch
 
 
-def attach_bonds(batch: Batch, receiver: np.ndarray, sender: np.ndarray, shift: np.ndarray) -> None:
+def attach_bonds(
+    batch: Batch, receiver: np.ndarray, sender: np.ndarray, shift: np.ndarray, bond_cutoff: float | None = None
+) -> None:
     """Sets reverse edges and bonds of the batch's edges, (E,), (E,) and their images (E, 3) in the core's convention."""
+    put = lambda a: torch.from_numpy(a).to(batch.device)
+    batch.bonded_edges = None
+    if bond_cutoff is not None:
+        squared = batch.edge_vectors.detach().to(torch.float64).square().sum(1).cpu().numpy()
+        short = np.flatnonzero(squared < bond_cutoff**2)
+        batch.bonded_edges = put(short)
+        receiver, sender, shift = receiver[short], sender[short], shift[short]
     forward = np.column_stack([receiver, sender, np.rint(shift).astype(np.int64)])
     backward = np.column_stack([sender, receiver, -np.rint(shift).astype(np.int64)])
     order, back = np.lexsort(forward.T), np.lexsort(backward.T)
@@ -170,7 +183,6 @@ def attach_bonds(batch: Batch, receiver: np.ndarray, sender: np.ndarray, shift: 
     reverse[back] = order
     first = is_first_of_pair(receiver, sender, shift)
     number = np.cumsum(first) - 1
-    put = lambda a: torch.from_numpy(a).to(batch.device)
     batch.reverse_edges = put(reverse)
     batch.bond_of_edge = put(number[np.where(first, np.arange(len(first)), reverse)])
     batch.edge_of_bond = put(np.flatnonzero(first))

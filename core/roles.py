@@ -57,10 +57,12 @@ class ShardMeta:
         n_phantom: 1 where a rank owns nothing and computes an isolated atom that counts nowhere, else 0;
             it is the last of the ``n_owned`` rows.
         policy: storage policy.
-        more_plans: halo exchanges of other rows (``"edges"``, ``"bonds"``) that the model reads across ranks.
+        more_plans: halo exchanges of other rows (``"edges"``, ``"bonded edges"``, ``"bonds"``) that the model reads across
+            ranks.
         known: inputs of which this rank knows the halo rows already: the tensor, its version, owned and halo rows.
         directory: where each atom is, for sharded storage.
         plans_by_id: exchanges that were made for computed ids: the ids, their version, the plan, their rows in it.
+        n_edges: edges of this rank.
         custom_ops: operation -> `OpAdapter`s of the model, installed for this forward.
         counts: (n_owned,) bool, the owned rows that count in sums, where these are filled up to a capacity (compiled
             forwards); None where they are the first ``n_counted``.
@@ -80,6 +82,7 @@ class ShardMeta:
     custom_ops: dict[str, list[Any]] = field(default_factory=dict)
     counts: Tensor | None = None
     edges_count: Tensor | None = None
+    n_edges: int | None = None
     _fetched: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
     _required: list[tuple[Tensor, Exception]] = field(default_factory=list)
 
@@ -160,16 +163,19 @@ class ShardMeta:
         return self.plan.n_owned if self.fetches else self.plan.n_padded
 
     def plan_of(self, space: str) -> ExchangePlan:
-        """The exchange of rows of ``"atoms"``, ``"edges"`` or ``"bonds"``."""
+        """The exchange of rows of ``"atoms"``, ``"edges"``, ``"bonded edges"`` or ``"bonds"``."""
         return self.plan if space == "atoms" else self.more_plans[space]
 
     def rows_of(self, space: str) -> int:
         """Rows that a tensor over that space has on this rank."""
-        return self.n_rows if space == "atoms" else self.more_plans[space].n_owned
+        if space == "atoms":
+            return self.n_rows
+        plan = self.more_plans.get(space)
+        return self.n_edges if plan is None else plan.n_owned
 
     def role_of(self, space: str) -> Role:
         """Role of a tensor over that space."""
-        return {"atoms": self.atom_role, "edges": Role.EDGE, "bonds": Role.BOND}[space]
+        return {"atoms": self.atom_role, "bonds": Role.BOND}.get(space, Role.EDGE)
 
     @property
     def n_owned(self) -> int:

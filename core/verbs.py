@@ -21,7 +21,7 @@ from nvdd.context import DDContext, context_of, current_dd_context
 from nvdd.errors import DistributedOpError
 from nvdd.exchange import correct, fetch, fold, sum_over_ranks
 from nvdd.roles import Role, ShardMeta
-from nvdd.shard_tensor import ShardTensor, promote, to_local
+from nvdd.shard_tensor import ShardTensor, like, promote, to_local
 
 __all__ = [
     "DDContext",
@@ -30,6 +30,7 @@ __all__ = [
     "autograd_target",
     "current_dd_context",
     "distributed_method",
+    "entries_at",
     "gather_atoms",
     "localize",
     "neighbor_refresh_adapters",
@@ -200,6 +201,24 @@ def system_sum(values: Tensor, index: Tensor, n_systems: int, scope: Scope = Sco
     if Scope(scope) is not Scope.OWNED:
         return share
     return promote(sum_over_ranks(share, meta.comm, "system_sum"), Role.SYSTEM, meta)
+
+
+def entries_at(index: Tensor, places: Tensor) -> Tensor:
+    """Entries of an index at places that this rank has computed, for example the bond of the first edge of each angle.
+
+    Args:
+        index: (E,) ``data.senders``, ``data.bond_of_edge``, ...
+        places: (A,) int64, rows of the index, plain.
+
+    Returns:
+        (A,) rows of what the index points to. What is read by it has a row for each place: take `to_local` of it where it
+        meets rows of edges.
+    """
+    if not isinstance(index, ShardTensor):
+        return index[places]
+    if index._role not in (Role.SENDER, Role.RECEIVER) or index.dim() != 1:
+        raise DistributedOpError(f"entries_at takes one index (E,), and this is: {index._role.value}")
+    return like(to_local(index)[to_local(places)], index)
 
 
 def _lengths(meta: ShardMeta) -> set[int]:

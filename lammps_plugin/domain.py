@@ -14,6 +14,7 @@ from nvdd.communicator import Communicator
 from nvdd.data import Batch
 from nvdd.errors import CommunicationError, InputError
 from nvdd.runtime.graph import LocalGraph, Topology
+from nvdd_lammps.bond_rows import BondRows
 from nvdd_lammps.ghosts import GhostMap
 from nvdd_lammps.hosts import KokkosStep, PluginStep, PythonStep
 from nvdd_lammps.ranks import AgreedError
@@ -30,14 +31,23 @@ class Domain:
         numbers: atomic number of each of the model's ``element_types``.
         positions: whether the model reads positions, not edge vectors alone.
         charges: names of the per-atom inputs that get LAMMPS's charges.
+        bonds: within which distance pairs have reverse edges or bonds that the model reads, A; None if it reads none.
 
     Attributes:
         n_builds: how often the map was made.
         ghosts: the map, None before the first step.
     """
 
-    def __init__(self, comm: Communicator, numbers: Sequence[int], positions: bool, charges: Sequence[str]) -> None:
-        self.comm, self.reads_positions, self.charges = comm, positions, tuple(charges)
+    def __init__(
+        self,
+        comm: Communicator,
+        numbers: Sequence[int],
+        positions: bool,
+        charges: Sequence[str],
+        bonds: float | None = None,
+    ) -> None:
+        self.comm, self.reads_positions, self.charges, self.bonds = comm, positions, tuple(charges), bonds
+        self._bond_rows: BondRows | None = None
         self._number_of_element = np.array([*numbers, 0], np.int64)  # NULL is -1
         self.n_builds = 0
         self.ghosts: GhostMap | None = None
@@ -70,7 +80,8 @@ class Domain:
         topology = self._topology
         if self.reads_positions:
             topology = replace(topology, shift=self._image_of_atom.index_select(0, j))
-        return self._batch(step, topology), LocalGraph(topology, None, pair, vectors, None)
+        bonds = None if self._bond_rows is None else self._bond_rows.update(i, j, pair, vectors)
+        return self._batch(step, topology), LocalGraph(topology, None, pair, vectors, bonds)
 
     # -- who owns what
 
@@ -137,8 +148,10 @@ class Domain:
             plan=ghosts.plan,
             edge_rows=None,
         )
-        if self.reads_positions:
+        if self.reads_positions or self.bonds is not None:
             self._image_of_atom = torch.from_numpy(self._images(step)).to(device)
+        if self.bonds is not None:
+            self._bond_rows = BondRows(ghosts.plan, self._image_of_atom, self.bonds)
         self.n_builds += 1
 
     def _numbers(self, elements: np.ndarray) -> Tensor:

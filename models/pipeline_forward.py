@@ -76,14 +76,14 @@ def view(data: Batch, block: Any, inputs: Mapping[str, Tensor]) -> Batch:
     for name in block.model_config.system_inputs & inputs.keys():
         mine.system_fields[name] = mine.node_fields.pop(name)
     if config.bonds:
-        _set_bonds(mine)
+        _set_bonds(mine, config.bond_cutoff)
     return mine
 
 
-def _set_bonds(batch: Batch) -> None:
+def _set_bonds(batch: Batch, bond_cutoff: float | None) -> None:
     numpy = lambda t: t.detach().cpu().numpy()
     shifts = batch.edge_layout.sign * batch.neighbor_list_shifts.to(torch.float64)
-    attach_bonds(batch, numpy(batch.receivers), numpy(batch.senders), numpy(shifts))
+    attach_bonds(batch, numpy(batch.receivers), numpy(batch.senders), numpy(shifts), bond_cutoff)
 
 
 def _strategy(block: Any) -> ForceStrategy:

@@ -20,10 +20,12 @@ from nvdd.models import composed
 _BUILTIN = {
     "aimnet2": "nvdd.models.aimnet2:FAMILY",
     "allegro": "nvdd.models.allegro:FAMILY",
+    "chgnet": "nvdd.models.chgnet:FAMILY",
     "dftd3": "nvdd.models.dftd3:FAMILY",
     "ewald": "nvdd.models.ewald:FAMILY",
     "lj": "nvdd.models.lj:FAMILY",
     "mace": "nvdd.models.mace:FAMILY",
+    "matgl": "nvdd.models.matgl:FAMILY",
     "nequip": "nvdd.models.nequip:FAMILY",
     "pme": "nvdd.models.pme:FAMILY",
     "sevenn": "nvdd.models.sevenn:FAMILY",

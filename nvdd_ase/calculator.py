@@ -112,6 +112,8 @@ class NVDDCalculator(Calculator):
             "options": options,
         }
         self._description = self._start()
+        further = sorted({"charges", "magmoms"} & set(self._description["outputs"]))
+        self.implemented_properties = [*type(self).implemented_properties, *further]
         super().__init__(**kwargs)
         # for whoever reads the trajectory or data base later
         name = model if isinstance(model, str) else self._description["name"]
@@ -228,7 +230,7 @@ class NVDDCalculator(Calculator):
     def _wanted(self, atoms, properties: set[str]) -> set[str]:
         """What to ask the model for: all that costs little, and what is asked for."""
         has_volume = volume(atoms.cell.array) > 1e-9 * np.prod(atoms.cell.lengths())
-        possible = {"energy", "forces", "energies", "stress", "stresses"} & set(self._description["outputs"])
+        possible = set(self.implemented_properties) & set(self._description["outputs"])
         if not has_volume:
             if properties & {"stress", "stresses"}:
                 self._cannot("stress", f"needs a cell with three independent vectors; the cell is {atoms.cell}")

@@ -20,7 +20,13 @@ from nvdd.errors import InputError
 from nvdd.runtime.model import DistributedModel
 
 # output -> the shape of a row, and how to make it from the model's output
-ROW_SHAPES: dict[str, tuple[int, ...]] = {"energies": (), "forces": (3,), "stresses": (6,)}
+ROW_SHAPES: dict[str, tuple[int, ...]] = {
+    "energies": (),
+    "forces": (3,),
+    "stresses": (6,),
+    "charges": (),
+    "magmoms": (),
+}
 
 
 class Engine:

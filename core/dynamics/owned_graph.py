@@ -23,7 +23,7 @@ from nvdd.errors import InputError
 from nvdd.exchange import fetch
 from nvdd.plan import ExchangePlan
 from nvdd.runtime.edge_rows import EdgeRows
-from nvdd.runtime.graph import LocalGraph, Topology
+from nvdd.runtime.graph import LocalGraph, Topology, rows_within
 
 _VALID, _SOON, _NOW, _FAILED = range(4)  # whether candidates must be found anew
 
@@ -36,7 +36,7 @@ class OwnedGraph:
         cutoff: of the model, A.
         skin: A.
         width: where candidates are searched, A; at least ``cutoff + skin``.
-        edge_rows: whether the model reads reverse edges or bonds.
+        bonds: within which distance edges have reverse edges or bonds that the model reads, A; None if it reads none.
         directory: whether the model finds atoms by id (sharded storage), so that each rank keeps two numbers for
             every atom.
 
@@ -51,11 +51,11 @@ class OwnedGraph:
         cutoff: float,
         skin: float,
         width: float,
-        edge_rows: bool = False,
+        bonds: float | None = None,
         directory: bool = False,
     ) -> None:
         self.comm, self.cutoff, self.skin, self.width = comm, cutoff, skin, width
-        self.edge_rows, self.directory = edge_rows, directory
+        self.bonds, self.directory = bonds, directory
         self.n_builds = 0
         self.due = self.failed = self._fresh = False
         self._topology: Topology | None = None
@@ -148,8 +148,8 @@ class OwnedGraph:
     ) -> None:
         """From senders on other ranks to halo rows, and the exchange of these."""
         comm, edge_rows = self.comm, None
-        if self.edge_rows:
-            ids = state.ids.cpu().numpy()
+        ids = state.ids.cpu().numpy()
+        if self.bonds == self.cutoff:
             edge_rows, kept = EdgeRows.build(comm, ids[receiver], senders.id, shift, senders.rank)
             receiver, shift, senders = receiver[kept], shift[kept], Records(senders.table[kept])
         rank, sender = senders.rank, senders.row
@@ -187,6 +187,11 @@ class OwnedGraph:
         )
         self._share = torch.zeros((), dtype=torch.float64, device=comm.device)
         self._set_cell(state)
+        if self.bonds is not None and self.bonds < self.cutoff:
+            _, squared = self._vectors(state)
+            bonded = (squared < (self.bonds + self.width - self.cutoff) ** 2).cpu().numpy()
+            edge_rows, _ = EdgeRows.build(comm, ids[receiver], senders.id, shift, senders.rank, bonded)
+            self._topology = replace(self._topology, edge_rows=edge_rows)
 
     def _directory(self, state: DynamicsState, plan: ExchangePlan, halo_ids: Tensor) -> AtomDirectory:
         n, comm = int(state.n_atoms.sum()), self.comm
@@ -207,7 +212,8 @@ class OwnedGraph:
         """
         stale = self._topology is None or (self.skin == 0 and not self._fresh)
         self._fresh = False
-        vectors, mask = (None, None) if stale else self._vectors(state)
+        vectors, squared = (None, None) if stale else self._vectors(state)
+        mask = None if stale else squared < self.cutoff**2
         code = torch.tensor([_FAILED if failed else _NOW]) if stale or failed else self._code(state)
         code, count = self._read(self._agree(code), mask)
         self.due, self.failed = code >= _SOON, code == _FAILED
@@ -220,7 +226,7 @@ class OwnedGraph:
             near,
             topology.candidates.index_select(1, near),
             vectors.index_select(1, near).T.contiguous(),
-            topology.edge_rows.select(mask) if topology.edge_rows is not None else None,
+            rows_within(topology.edge_rows, mask, squared, self.cutoff, self.bonds),
         )
         return self._batch(state), graph
 
@@ -232,7 +238,7 @@ class OwnedGraph:
         return tuple(torch.stack([code.to(mask.device).reshape(()).to(torch.int64), mask.sum()]).tolist())
 
     def _vectors(self, state: DynamicsState) -> tuple[Tensor, Tensor]:
-        """(3, C) vectors of the candidates, and (C,) which are shorter than the cutoff."""
+        """(3, C) vectors of the candidates, A, and (C,) their squared lengths."""
         if not self._cell_is(state, self._cell):
             self._set_cell(state)
         topology = self._topology
@@ -241,7 +247,7 @@ class OwnedGraph:
         # coordinates in rows (3, C): sums over them are then sums of contiguous rows
         x = self._positions.T.contiguous()
         vectors = x.index_select(1, sender).sub_(x.index_select(1, receiver)).add_(topology.shift_vector)
-        return vectors, vectors.square().sum(0) < self.cutoff**2
+        return vectors, vectors.square().sum(0)
 
     def _batch(self, state: DynamicsState) -> Batch:
         topology = self._topology

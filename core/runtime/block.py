@@ -81,7 +81,7 @@ class Block:
 
     Attributes:
         cutoff: A; it sees the edges with r < cutoff and no others.
-        bonds: whether it reads reverse edges or bonds.
+        bonds: within which distance edges have reverse edges or bonds that it reads, A; None if it reads none.
         layout: of its edges.
         adapters: those of the spec, in place while the model runs.
     """
@@ -106,7 +106,7 @@ class Block:
             raise InputError(f"{name}: its model_config has no neighbor_config, so its cutoff is unknown")
         if neighbors.format is not NeighborListFormat.COO:
             raise InputError(f"{name} wants neighbours as {neighbors.format.value}; only 'coo' is distributed")
-        self.cutoff, self.bonds = neighbors.cutoff, neighbors.bonds
+        self.cutoff, self.bonds = neighbors.cutoff, neighbors.bond_reach
         self.layout: EdgeLayout = getattr(wrapper, "edge_layout", EdgeLayout())
         self.adapters = AdapterRegistry((*self.spec.all_adapters, ScriptedCalls()))
         self._seen = False  # that its energy is a function of the geometry
@@ -144,8 +144,9 @@ class Block:
             n_systems,
             graph.topology.n_phantom,
             self.spec.distribution.policy,
-            {} if rows is None else {"edges": rows.edges, "bonds": rows.bonds},
+            {} if rows is None else {rows.space: rows.edges, "bonds": rows.bonds},
             directory=graph.topology.directory,
+            n_edges=graph.pair.shape[1],
         )
 
     @contextmanager

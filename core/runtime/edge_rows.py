@@ -3,12 +3,13 @@
 An edge lives with its receiver, so the reverse of an edge (j -> i for i -> j, with the opposite image) may live on
 another rank. An undirected bond is one of the two: the one whose receiver has the smaller id, or between images of
 one atom the one whose image comes first. Models that keep features on bonds (CHGNet) or read the reverse edge
-(directed message passing) get indices for that, and `ExchangePlan`s over these rows behind them.
+(directed message passing) get indices for that, and `ExchangePlan`s over these rows behind them. Where only short edges
+have a bond, rows are those of these edges alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,9 +23,10 @@ from nvdd.plan import ExchangePlan
 
 @dataclass(frozen=True, eq=False)
 class EdgeRows:
-    """Reverse edges and bonds of one set of edges.
+    """Reverse edges and bonds of one set of edges, or of those of them that have a bond; E is their number.
 
     Attributes:
+        at: (E,) which of the edges of the set they are, ascending; None: all.
         reverse: (E,) row of the reverse edge in ``[own edges | halo edges]``.
         first: (E,) bool, whether the edge is the one of the two that stands for the bond.
         halo_first: (n_halo,) bool, the same for the halo edges.
@@ -34,6 +36,7 @@ class EdgeRows:
         edge_of_bond: (B,) the edge that stands for each own bond.
     """
 
+    at: Tensor | None
     reverse: Tensor
     first: Tensor
     halo_first: Tensor
@@ -42,19 +45,30 @@ class EdgeRows:
     bond_of_edge: Tensor
     edge_of_bond: Tensor
 
+    @property
+    def space(self) -> str:
+        """What the rows are, in the words of `ShardMeta.more_plans`."""
+        return "edges" if self.at is None else "bonded edges"
+
     @classmethod
-    def build(cls, comm: Communicator, receiver, sender, shift, home) -> tuple[EdgeRows, np.ndarray]:
+    def build(cls, comm: Communicator, receiver, sender, shift, home, bonded=None) -> tuple[EdgeRows, np.ndarray]:
         """For the edges of this rank, given by global ids (E,), (E,) and images (E, 3); every rank calls it at once.
 
         Args:
             comm: the ranks.
             receiver, sender, shift: the edges.
             home: (E,) owner of each sender.
+            bonded: (E,) bool, the edges that have a bond; None: all. On every rank an array, or on every rank None.
 
         Returns:
             the rows, and which edges are kept, (E',): an edge at the very end of the list may lack its reverse by
-            rounding; it is out of any model's reach and dropped.
+            rounding; it is out of any model's reach and dropped. With ``bonded`` all are kept, and that one has no bond.
         """
+        if bonded is not None:
+            among = np.flatnonzero(bonded)
+            rows, kept = cls.build(comm, receiver[among], sender[among], shift[among], home[among])
+            at = torch.from_numpy(among[kept]).to(comm.device)
+            return replace(rows, at=at), np.arange(len(receiver))
         keys = np.column_stack([receiver, sender, np.rint(shift).astype(np.int64)])
         wanted = np.column_stack([sender, receiver, -np.rint(shift).astype(np.int64)])
         order = np.argsort(home, kind="stable")
@@ -88,10 +102,27 @@ class EdgeRows:
         number = torch.cat([first, halo_first]).cumsum(0) - 1  # row of the bond that an edge stands for
         own = torch.arange(len(first), device=first.device)
         bond_of_edge = number[torch.where(first, own, reverse)]
-        return cls(reverse, first, halo_first, edges, bonds, bond_of_edge, first.nonzero().squeeze(1))
+        return cls(None, reverse, first, halo_first, edges, bonds, bond_of_edge, first.nonzero().squeeze(1))
 
-    def select(self, mask: Tensor) -> EdgeRows:
-        """The rows of those edges where ``mask`` (E,) holds; it must hold for an edge and its reverse alike."""
+    def select(self, mask: Tensor, bonded: Tensor | None = None) -> EdgeRows:
+        """The rows of those edges of the set where ``mask`` holds; it must hold for an edge and its reverse alike.
+
+        Args:
+            mask: bool, of each edge of the set, the edges that stay.
+            bonded: bool, of each edge of the set: of these, those that have a bond; it too must hold for an edge and its
+                reverse alike. None: all that stay.
+        """
+        stay = mask if bonded is None else mask & bonded
+        among = stay if self.at is None else stay[self.at]
+        rows = self._among(among)
+        if bonded is None:
+            return rows
+        number = mask.cumsum(0) - 1
+        at = among.nonzero().squeeze(1) if self.at is None else self.at[among]
+        return replace(rows, at=number[at])
+
+    def _among(self, mask: Tensor) -> EdgeRows:
+        """Of the edges with rows here those where ``mask`` (E,) holds."""
         n = len(mask)
         halo = torch.zeros(self.edges.n_halo, dtype=torch.bool, device=mask.device)
         reads = self.reverse >= n

@@ -62,17 +62,18 @@ class Topology:
         x = positions.index_select(0, self.rows).T.contiguous()
         return x.index_select(1, sender).sub_(x.index_select(1, receiver)).add_(self.shift_vector)
 
-    def within(self, positions: Tensor, cutoff: float, edge_rows: bool, whole_halo: bool = False) -> Topology:
+    def within(self, positions: Tensor, cutoff: float, bonds: float | None, whole_halo: bool = False) -> Topology:
         """Of the same owners, the candidates with r < ``cutoff`` at ``positions`` (N, 3) and the halo rows that these
         read; every rank calls it at once.
 
         Args:
             positions: those at which this topology was made.
             cutoff: A, skin included.
-            edge_rows: whether reverse edges and bonds are read.
+            bonds: within which distance edges have bonds that are read, A, skin included; None if none are.
             whole_halo: keep all halo rows.
         """
-        mask = self.vectors(positions).square().sum(0) < cutoff**2
+        squared = self.vectors(positions).square().sum(0)
+        mask = squared < cutoff**2
         kept = mask.nonzero().squeeze(1)
         pair = self.candidates.index_select(1, kept)
         n_owned = self.plan.n_owned
@@ -94,7 +95,7 @@ class Topology:
             atomic_numbers=self.atomic_numbers.index_select(0, wider),
             atoms_per_system=self.atoms_per_system,
             plan=self.plan.restrict(read[n_owned:]),
-            edge_rows=self.edge_rows.select(mask) if edge_rows and self.edge_rows is not None else None,
+            edge_rows=rows_within(self.edge_rows, mask, squared, cutoff, bonds),
             directory=AtomDirectory(known.owner, known.row, rows) if known is not None else None,
             wider=wider,
         )
@@ -136,10 +137,11 @@ class LocalGraph:
         shift = self.topology.shift
         return shift if self.near is None else shift.index_select(0, self.near)
 
-    def within(self, cutoff: float) -> LocalGraph:
-        """The edges with r < ``cutoff``, of the same rows."""
+    def within(self, cutoff: float, bonds: float | None) -> LocalGraph:
+        """The edges with r < ``cutoff``, of the same rows; bonds of those with r < ``bonds`` (None: of none)."""
         x, y, z = self.vectors.detach().unbind(1)
-        mask = x * x + y * y + z * z < cutoff**2
+        squared = x * x + y * y + z * z
+        mask = squared < cutoff**2
         kept = mask.nonzero().squeeze(1)
         near = kept if self.near is None else self.near.index_select(0, kept)
         return LocalGraph(
@@ -147,7 +149,7 @@ class LocalGraph:
             near,
             self.pair.index_select(1, kept),
             self.vectors.index_select(0, kept),
-            self.edge_rows.select(mask) if self.edge_rows is not None else None,
+            rows_within(self.edge_rows, mask, squared, cutoff, bonds),
             kept,
         )
 
@@ -160,6 +162,15 @@ class LocalGraph:
         return replace(self, vectors=vectors)
 
 
+def rows_within(
+    rows: EdgeRows | None, mask: Tensor, squared: Tensor, cutoff: float, bonds: float | None
+) -> EdgeRows | None:
+    """Of the edges where ``mask`` holds, r < ``cutoff``, the bonds of those with r < ``bonds``; both A."""
+    if rows is None or bonds is None:
+        return None
+    return rows.select(mask, squared < bonds**2 if bonds < cutoff else None)
+
+
 class GraphBuilder:
     """Keeps a `Topology` while it is valid and filters its candidates at each step.
 
@@ -169,7 +180,7 @@ class GraphBuilder:
         cutoff: of the model, A.
         skin: A.
         search_cutoff: where candidates are searched, before the skin is added; at least ``cutoff``.
-        edge_rows: whether a model reads reverse edges or bonds.
+        bonds: within which distance edges have reverse edges or bonds that a model reads, A; None if none does.
         report_phase: called with ``"partition"`` and ``"plan"`` when these begin.
 
     Every rank is given the same positions; the decision to rebuild is made on them, so that all agree without a
@@ -183,18 +194,18 @@ class GraphBuilder:
         cutoff: float,
         skin: float,
         search_cutoff: float | None = None,
-        edge_rows: bool = False,
+        bonds: float | None = None,
         report_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.comm, self.partitioner, self.cutoff, self.skin = comm, partitioner, cutoff, skin
         self.search_cutoff = max(cutoff, search_cutoff or 0.0) + skin
         self.graph_partition = isinstance(partitioner, IndexPartitioner)
         self.reads_all = self.graph_partition and partitioner.reads_all
-        self.edge_rows = edge_rows
+        self.bonds = bonds
         self.report_phase = report_phase
         self.n_builds = 0
         self._topology: Topology | None = None
-        self._narrower: dict[tuple[float, bool], Topology] = {}
+        self._narrower: dict[tuple[float, float | None], Topology] = {}
         self._reference: tuple[Tensor, ...] = ()
         self._positions: Tensor | None = None
         self._staging: Tensor | None = None
@@ -212,19 +223,20 @@ class GraphBuilder:
             self._reference = tuple(t.clone() for t in self._key(batch))
             self.n_builds += 1
         self._positions = self._on_device(batch.positions.detach())
-        return self._filter(self._topology, self._positions, self.cutoff)
+        return self._filter(self._topology, self._positions, self.cutoff, self.bonds)
 
-    def narrower(self, cutoff: float, edge_rows: bool = False) -> LocalGraph:
-        """The graph of a smaller cutoff at the positions of the last `update`; every rank calls it at once.
+    def narrower(self, cutoff: float, bonds: float | None = None) -> LocalGraph:
+        """The graph of a smaller cutoff, or of fewer bonds, at the positions of the last `update`; every rank calls it at once.
 
         Its halo is the part of the first one that its own candidates read, so that a short-ranged model beside a
         long-ranged one fetches no more rows than by itself.
         """
-        key = (cutoff, edge_rows)
+        key = (cutoff, bonds)
         if key not in self._narrower:
             made_at = self._reference[0].to(self.comm.device, torch.float64)
-            self._narrower[key] = self._topology.within(made_at, cutoff + self.skin, edge_rows, self.reads_all)
-        return self._filter(self._narrower[key], self._positions, cutoff)
+            reach = None if bonds is None else bonds + self.skin
+            self._narrower[key] = self._topology.within(made_at, cutoff + self.skin, reach, self.reads_all)
+        return self._filter(self._narrower[key], self._positions, cutoff, bonds)
 
     def _on_device(self, positions: Tensor) -> Tensor:
         """float64 positions on this rank's device; to a GPU through page-locked memory, without waiting for it."""
@@ -256,11 +268,12 @@ class GraphBuilder:
         return bool((new[0] - old[0]).square().sum(1).max() <= limit)
 
     @staticmethod
-    def _filter(topology: Topology, positions: Tensor, cutoff: float) -> LocalGraph:
+    def _filter(topology: Topology, positions: Tensor, cutoff: float, bonds: float | None) -> LocalGraph:
         vectors = topology.vectors(positions)
-        mask = vectors.square().sum(0) < cutoff**2
+        squared = vectors.square().sum(0)
+        mask = squared < cutoff**2
         near = mask.nonzero().squeeze(1)
-        edge_rows = topology.edge_rows.select(mask) if topology.edge_rows is not None else None
+        edge_rows = rows_within(topology.edge_rows, mask, squared, cutoff, bonds)
         pair = topology.candidates.index_select(1, near)
         return LocalGraph(topology, near, pair, vectors.index_select(1, near).T.contiguous(), edge_rows)
 
@@ -281,15 +294,20 @@ class GraphBuilder:
             shift.append(edges.shift)
             shift_vector.append(edges.shift @ cells[k])
         join = np.concatenate
-        return self._localise(system, numbers, owner, join(receiver), join(sender), join(shift), join(shift_vector))
+        edges = join(receiver), join(sender), join(shift), join(shift_vector)
+        return self._localise(system, numbers, owner, *edges, positions)
 
-    def _localise(self, system, numbers, owner, receiver, sender, shift, shift_vector) -> Topology:
+    def _localise(self, system, numbers, owner, receiver, sender, shift, shift_vector, positions) -> Topology:
         """From global ids to local rows, and the plans."""
         rank, device = self.comm.rank, self.comm.device
         put = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device)
         edge_rows = None
-        if self.edge_rows:
-            edge_rows, kept = EdgeRows.build(self.comm, receiver, sender, shift, owner[sender])
+        if self.bonds is not None:
+            bonded = None
+            if self.bonds < self.cutoff:
+                vectors = positions[sender] - positions[receiver] + shift_vector
+                bonded = np.einsum("ij,ij->i", vectors, vectors) < (self.bonds + self.skin) ** 2
+            edge_rows, kept = EdgeRows.build(self.comm, receiver, sender, shift, owner[sender], bonded)
             receiver, sender, shift, shift_vector = (a[kept] for a in (receiver, sender, shift, shift_vector))
         ids = np.flatnonzero(owner == rank)
         row_at_owner = _rows_at_owner(owner, self.comm.size)

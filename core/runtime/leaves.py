@@ -56,9 +56,11 @@ def _local_batch(batch: Batch, graph: LocalGraph, meta: ShardMeta, dtype: torch.
     )
     rows = graph.edge_rows
     if rows is not None:
-        local.reverse_edges = promote(rows.reverse, Role.SENDER, meta, of="edges")
+        local.reverse_edges = promote(rows.reverse, Role.SENDER, meta, of=rows.space)
         local.bond_of_edge = promote(rows.bond_of_edge, Role.SENDER, meta, of="bonds")
-        local.edge_of_bond = promote(rows.edge_of_bond, Role.RECEIVER, meta, of="edges", entry=Role.BOND)
+        local.edge_of_bond = promote(rows.edge_of_bond, Role.RECEIVER, meta, of=rows.space, entry=Role.BOND)
+        if rows.at is not None:
+            local.bonded_edges = promote(rows.at, Role.RECEIVER, meta, of="edges")
     return local
 
 

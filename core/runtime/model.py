@@ -74,7 +74,7 @@ class DistributedModel:
         else:
             partitioner = SpatialPartitioner(self.comm.size, self.config.grid_dims, self.config.balance)
         self._compiled = self._compile()
-        bonds = any(block.bonds for block in self.blocks)
+        bonds = max((block.bonds for block in self.blocks if block.bonds is not None), default=None)
         self.graphs = GraphBuilder(
             self.comm, partitioner, cutoff, self.config.skin, self.config.cutoff, bonds, self._phase
         )
@@ -208,8 +208,12 @@ class DistributedModel:
         wanted = set(outputs)
         self.timings = {}
         with torch.inference_mode(False), torch.enable_grad():
-            within = {c: graph.within(c) for c in {b.cutoff for b in self.blocks} - {self.graphs.cutoff}}
-            graphs = [within.get(block.cutoff, graph) for block in self.blocks]
+            within: dict[tuple[float, float | None], LocalGraph] = {}
+            for block in self.blocks:
+                key = (block.cutoff, block.bonds)
+                if key not in within:
+                    within[key] = graph if self._sees_all(block) else graph.within(*key)
+            graphs = [within[block.cutoff, block.bonds] for block in self.blocks]
             passes = self._evaluate(batch, graphs, wanted, create_graph=False)
             try:
                 self._phase("consolidate")
@@ -243,9 +247,13 @@ class DistributedModel:
 
     def _graph_of(self, block: Block, graph: LocalGraph) -> LocalGraph:
         """The edges that a block sees, of the graph with the widest cutoff."""
-        if len(self.blocks) == 1 or block.cutoff == self.graphs.cutoff:
+        if self._sees_all(block):
             return graph
         return self.graphs.narrower(block.cutoff, block.bonds)
+
+    def _sees_all(self, block: Block) -> bool:
+        """Whether the graph with the widest cutoff is the block's own."""
+        return block.cutoff == self.graphs.cutoff and block.bonds in (None, self.graphs.bonds)
 
     def _evaluate(self, batch: Batch, graphs: list[LocalGraph], wanted: set[str], create_graph: bool) -> list[Pass]:
         """Every block forward and backward, each inside its own adapters.

@@ -68,8 +68,8 @@ def evaluate(
     The records that are asked for (outputs of modules, of helpers, operations) are those of this call.
     """
     config, layout = wrapper.model_config, getattr(wrapper, "edge_layout", EdgeLayout())
-    cutoff = config.neighbor_config.cutoff
-    plain = attach_neighbors(with_geometry(batch, batch.positions.detach()), cutoff, layout)
+    cutoff, bonds = config.neighbor_config.cutoff, config.neighbor_config.bond_cutoff
+    plain = attach_neighbors(with_geometry(batch, batch.positions.detach()), cutoff, layout, bonds)
     local, positions, strain = _differentiable(plain, getattr(wrapper, "dtype", torch.float64), torch.device(device))
     with torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
         recorded = stack.enter_context(record_layers(wrapper)) if layers else []
@@ -128,8 +128,9 @@ def _differentiable(plain: Batch, dtype: torch.dtype, device: torch.device) -> t
         edge_vectors=vectors.to(dtype),
         edge_layout=layout,
     )
-    for name in ("reverse_edges", "bond_of_edge", "edge_of_bond"):
-        setattr(local, name, put(getattr(plain, name)))
+    for name in ("reverse_edges", "bond_of_edge", "edge_of_bond", "bonded_edges"):
+        rows = getattr(plain, name)
+        setattr(local, name, None if rows is None else put(rows))
     return local, positions, strain
 
 

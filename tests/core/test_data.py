@@ -94,3 +94,9 @@ def test_edge_layouts(sender_column, vector):
     assert len(batch.edge_of_bond) * 2 == len(s)
     assert torch.equal(batch.bond_of_edge[batch.edge_of_bond], torch.arange(len(batch.edge_of_bond)))
     assert torch.equal(batch.bond_of_edge[batch.reverse_edges], batch.bond_of_edge)
+    assert batch.bonded_edges is None
+    attach_neighbors(batch, 3.0, layout, bond_cutoff=2.0)
+    short = batch.edge_vectors[batch.bonded_edges]
+    assert torch.equal(batch.bonded_edges, (batch.edge_vectors.norm(dim=1) < 2.0).nonzero().squeeze(1))
+    assert 0 < len(batch.reverse_edges) == len(short) < len(s)
+    torch.testing.assert_close(short[batch.reverse_edges], -short, rtol=0, atol=1e-14)

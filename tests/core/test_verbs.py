@@ -13,14 +13,17 @@ from nvdd import (
     autograd_target,
     current_dd_context,
     distributed_method,
+    entries_at,
     localize,
     refresh_neighbors,
     scatter_to_owners,
     system_sum,
     to_local,
 )
+from nvdd.communicator import Communicator
 from nvdd.context import enter
-from nvdd.roles import Role
+from nvdd.plan import ExchangePlan
+from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import promote
 from ops import POLICIES, Part
 
@@ -131,3 +134,16 @@ def test_what_verbs_refuse(ranks):
         for policy in found:
             for name, message in found[policy].items():
                 assert SAYS[name] in message, (policy, name, message)
+
+
+def test_entries_at():
+    """Plain indices are indexed; of ShardTensors the role stays, and only single indices have entries."""
+    places = torch.tensor([2, 0, 0])
+    assert entries_at(torch.tensor([5, 6, 7]), places).tolist() == [7, 5, 5]
+    none = torch.empty(0, dtype=torch.int64)
+    meta = ShardMeta(ExchangePlan.build(Communicator(None), 3, none, none))
+    index = promote(torch.tensor([1, 0, 2]), Role.SENDER, meta, of="bonds")
+    found = entries_at(index, places)
+    assert to_local(found).tolist() == [2, 1, 1] and found._role is Role.SENDER and found._of == "bonds"
+    with pytest.raises(DistributedOpError, match="entries_at takes one index"):
+        entries_at(promote(torch.zeros(3), Role.EDGE, meta), places)

@@ -29,7 +29,7 @@ def test_every_structure(ranks, size, options):
             assert np.abs(found.stress - expected.stress).max() <= 1e-11 * np.abs(expected.stress).max() + 1e-14, name
 
 
-OTHERS = ["Bonds", "ReverseEdges", "Equilibrated", "ComputedIds"]
+OTHERS = ["Bonds", "ReverseEdges", "ShortBonds", "Equilibrated", "ComputedIds"]
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -354,7 +354,7 @@ def test_pair_forces_of_a_part_of_the_blocks(name, error, message):
         model.shares(batch, model.graphs.update(batch), {"pair_forces"})
 
 
-@pytest.mark.parametrize("made", (bond_models.Bonds, bond_models.ReverseEdges))
+@pytest.mark.parametrize("made", (bond_models.Bonds, bond_models.ReverseEdges, bond_models.ShortBonds))
 def test_bonds_beside_a_wider_block_on_a_graph_made_elsewhere(made):
     """As in `DomainParallel` and LAMMPS."""
     model = DistributedModel(PipelineModelWrapper([made(), lj(7.0)]), DomainConfig(skin=0.5))
@@ -362,3 +362,15 @@ def test_bonds_beside_a_wider_block_on_a_graph_made_elsewhere(made):
     expected = model(batch)["forces"]
     found = model.shares(batch, model.graphs.update(batch), {"forces"})["forces"]
     assert (found - expected).abs().max() <= 1e-11 * expected.abs().max()
+
+
+def test_blocks_of_one_cutoff_with_other_bonds():
+    """Each sees its own bonds, in one pass and on a graph made elsewhere."""
+    blocks = [bond_models.ShortBonds(), bond_models.Bonds()]
+    batch = Batch.from_atoms(parity.structure("triclinic"))
+    expected = sum(DistributedModel(block)(batch)["forces"] for block in blocks)
+    model = DistributedModel(PipelineModelWrapper(blocks), DomainConfig(skin=0.5))
+    limit = 1e-11 * expected.abs().max()
+    assert (model(batch)["forces"] - expected).abs().max() <= limit
+    shares = model.shares(batch, model.graphs.update(batch), {"forces"})
+    assert (shares["forces"] - expected).abs().max() <= limit

@@ -6,12 +6,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 
+import bond_models
 from lammps_data import FakeLammps, HostData, KokkosData, Subdomain, plugin_data
 from nvdd.communicator import Communicator
 from nvdd.errors import CommunicationError, InputError
-from nvdd_lammps import hosts
+from nvdd_lammps import NVDDUnified, hosts
+from nvdd_lammps.bond_rows import BondRows
 from nvdd_lammps.domain import Domain
 from nvdd_lammps.ranks import AgreedError
 
@@ -136,3 +139,29 @@ def test_images_are_whole_cell_vectors():
     sub.x[-1] += 0.1
     with pytest.raises(CommunicationError, match="away from every periodic image"):
         domain.update(plugin(sub, 2))
+
+
+def test_bonds_are_found_again_when_a_far_pair_comes_near():
+    """Pairs that were no candidates when LAMMPS made its list; in between nothing is searched."""
+    domain = Domain(Communicator(None), [18, 10], positions=False, charges=(), bonds=2.0)
+    step = plugin(subdomain())
+    _, graph = domain.update(step)
+    rows = domain._bond_rows
+    i, j, vectors = (torch.from_numpy(np.array(a)) for a in step.pairs())
+    searched = []
+    rows._find = lambda *args: (searched.append(1), BondRows._find(rows, *args))
+    for scale, n_searches in ((1.0, 0), (0.9, 0), (0.45, 1), (0.5, 1), (1.0, 1)):
+        found = rows.update(i, j, graph.pair, scale * vectors)
+        afresh = BondRows(domain.ghosts.plan, rows.images, 2.0).update(i, j, graph.pair, scale * vectors)
+        assert len(searched) == n_searches
+        assert torch.equal(found.at, (scale * vectors.norm(dim=1) < 2.0).nonzero().squeeze(1)) and len(found.at) > 0
+        for name in ("at", "reverse", "first", "bond_of_edge", "edge_of_bond"):
+            assert torch.equal(getattr(found, name), getattr(afresh, name)), name
+        torch.testing.assert_close(vectors[found.at][found.reverse], -vectors[found.at], rtol=0, atol=1e-12)
+
+
+def test_bonds_need_to_know_images(domain):
+    """Kokkos' hosts don't tell of which image of an atom a ghost is."""
+    unified = NVDDUnified(bond_models.ShortBonds(), {"elements": ELEMENTS})
+    with pytest.raises(AgreedError, match=r"keeps features on bonds.*Kokkos does not tell"):
+        unified.compute_forces(KokkosData(subdomain(), COMM))

@@ -39,6 +39,10 @@ CASES = {
     "positions": Case("toy:positions", "triclinic", standard=True, far=2.0),
     "positions tiny cell": Case("toy:positions", "tiny cell", standard=True),
     "direct": Case("toy:direct", "triclinic", standard=True),
+    "bonds": Case("toy:bonds", "triclinic", standard=True, far=2.0),
+    "bonds tiny cell": Case("toy:bonds", "tiny cell", standard=True),
+    "bonds gas": Case("toy:bonds", "gas", standard=True),
+    "bonds python": Case("toy:bonds", "triclinic", host="python", standard=True),
     "charges": Case("toy:charged", "triclinic", options={"charges": np.random.default_rng(0).uniform(-1, 1, 48).tolist()}),
 }  # fmt: skip
 EXCHANGES = {"lj": 1, "mace-zbl": 5, "mace-3-layers": 5}  # species of senders; a fetch and a fold for each later layer
@@ -138,5 +142,5 @@ def test_refused_when_loaded():
         NVDDUnified(model, {"elements": ["Ar"]})
     config = parity.wrapper("lj").model_config
     model.model_config = replace(config, neighbor_config=replace(config.neighbor_config, bonds=True))
-    with pytest.raises(InputError, match="reverse edges or bonds"):
+    with pytest.raises(InputError, match=r"reverse edges or bonds of all its edges, up to its cutoff of 8.5 A"):
         NVDDUnified(model, {"elements": ["Ar"]})

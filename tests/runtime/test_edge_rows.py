@@ -10,7 +10,7 @@ from ase import Atoms
 import bond_models
 import parity
 import toys
-from nvdd import Batch, DistributedModel, DomainConfig, dispatch_trace
+from nvdd import Batch, DistributedModel, DomainConfig, NeighborConfig, dispatch_trace
 from nvdd.communicator import Communicator
 from nvdd.neighbors import attach_neighbors
 
@@ -31,7 +31,7 @@ def single_process(model: str, structure: str) -> tuple[np.ndarray, np.ndarray]:
     wrapper = getattr(bond_models, model)()
     batch = Batch.from_atoms(systems(structure))
     positions = batch.positions.requires_grad_(True)
-    attach_neighbors(batch, bond_models.CUTOFF)
+    attach_neighbors(batch, bond_models.CUTOFF, bond_cutoff=wrapper.bond_cutoff)
     energies = wrapper(batch)["energies"]
     (gradient,) = torch.autograd.grad(energies.sum(), positions)
     by_system = np.bincount(batch.batch.numpy(), energies.detach().numpy())
@@ -53,7 +53,7 @@ def on_rank(comm: Communicator, model: str, structure: str, steps: int) -> dict:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("model", ("ReverseEdges", "Bonds"))
+@pytest.mark.parametrize("model", ("ReverseEdges", "Bonds", "ShortBonds"))
 @pytest.mark.parametrize("world_size", (1, 2, 3, 4))
 def test_equals_one_process(ranks, world_size, model, structure):
     energy, forces = single_process(model, structure)
@@ -68,16 +68,41 @@ def test_equals_one_process(ranks, world_size, model, structure):
         assert any("getitem" in site for site in parts[0]["sites"])
 
 
-def test_forces_are_derivatives():
+@pytest.mark.parametrize("model", ("Bonds", "ShortBonds"))
+def test_forces_are_derivatives(model):
     """The reference itself: central differences."""
     atoms = parity.structure("triclinic").copy()
-    wrapper = bond_models.Bonds()
-    energy = lambda a: float(
-        wrapper(attach_neighbors(Batch.from_atoms(a), bond_models.CUTOFF))["energies"].sum().detach()
-    )
-    _, forces = single_process("Bonds", "triclinic")
+    wrapper = getattr(bond_models, model)()
+    batch = lambda a: attach_neighbors(Batch.from_atoms(a), bond_models.CUTOFF, bond_cutoff=wrapper.bond_cutoff)
+    energy = lambda a: float(wrapper(batch(a))["energies"].sum().detach())
+    _, forces = single_process(model, "triclinic")
     moved = [atoms.copy(), atoms.copy()]
     for sign, a in zip((1, -1), moved, strict=True):
         a.positions[7, 1] += sign * 1e-4
     numeric = -(energy(moved[0]) - energy(moved[1])) / 2e-4
     assert abs(numeric - forces[7, 1]) < 1e-6 * max(1, abs(forces[7, 1]))
+
+
+def rows_of_bonds(comm: Communicator, model: str) -> dict:
+    distributed = DistributedModel(getattr(bond_models, model)(), DomainConfig(mesh=comm, skin=0.8))
+    graph = distributed.graphs.update(Batch.from_atoms(parity.structure("triclinic")))
+    rows, r = graph.edge_rows, graph.vectors.norm(dim=1)
+    at = torch.arange(len(r)) if rows.at is None else rows.at
+    return {"at": at.tolist(), "short": (r < bond_models.SHORT).nonzero().squeeze(1).tolist(), "edges": len(r),
+            "bonds": len(rows.edge_of_bond), "halo": rows.bonds.n_halo}  # fmt: skip
+
+
+def test_only_short_edges_have_bonds(ranks):
+    """So that a long cutoff costs no rows of bonds, at home or on other ranks."""
+    short, all_of_them = (ranks.run(2, rows_of_bonds, model) for model in ("ShortBonds", "Bonds"))
+    for part in short:
+        assert part["at"] == part["short"] and 0 < len(part["at"]) < part["edges"]
+    assert sum(p["bonds"] for p in short) == sum(len(p["at"]) for p in short) / 2
+    assert sum(p["halo"] for p in short) < 0.8 * sum(p["halo"] for p in all_of_them)
+    assert all(len(p["at"]) == p["edges"] for p in all_of_them)
+
+
+def test_bond_cutoff_that_cannot_be():
+    for options in ({"bond_cutoff": 2.0}, {"bonds": True, "bond_cutoff": 5.0}, {"bonds": True, "bond_cutoff": 0.0}):
+        with pytest.raises(ValueError, match="bond_cutoff must be between 0 and the cutoff"):
+            NeighborConfig(cutoff=4.0, **options)

@@ -8,12 +8,16 @@ from torch import nn
 from nvdd import SPEC_MPNN_HALO, BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
 
 CUTOFF, WIDTH = 4.6, 6
+SHORT = 3.9  # A, of bonds in `ShortBonds`
 
 
 class _Base(nn.Module, BaseModelMixin):
+    bond_cutoff: float | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self.model_config = ModelConfig(neighbor_config=NeighborConfig(cutoff=CUTOFF, bonds=True))
+        neighbors = NeighborConfig(cutoff=CUTOFF, bonds=True, bond_cutoff=self.bond_cutoff)
+        self.model_config = ModelConfig(neighbor_config=neighbors)
         generator = torch.Generator().manual_seed(5)
         draw = lambda *shape: nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64) / 3)
         self.species, self.a, self.b, self.c, self.out = (
@@ -70,3 +74,24 @@ class Bonds(_Base):
         return ModelOutputs(
             energies=energies + torch.zeros_like(energies).index_add(0, data.receivers, share * rbf[:, 0])
         )
+
+
+class ShortBonds(_Base):
+    """All edges carry messages, short ones have a bond as well: it hears from both ends and from its reverse edge."""
+
+    bond_cutoff = SHORT
+
+    def forward(self, data: Batch) -> ModelOutputs:
+        h = self.species[data.atomic_numbers]
+        rbf = self.radial(data)
+        r = torch.linalg.vector_norm(data.edge_vectors, dim=1).unsqueeze(1)
+        short = (rbf * (1 - r / SHORT) ** 2)[data.bonded_edges]  # vanishes at the bond cutoff
+        bond = short[data.edge_of_bond]
+        for _ in range(2):
+            h = h + torch.zeros_like(h).index_add(0, data.receivers, torch.tanh(h[data.senders] @ self.a) * rbf)
+            of_bonds = torch.tanh(bond[data.bond_of_edge] @ self.b) * short
+            on_edge = torch.zeros_like(rbf).index_add(0, data.bonded_edges, of_bonds)
+            h = h + torch.zeros_like(h).index_add(0, data.receivers, on_edge)
+            message = torch.tanh(h[data.receivers] @ self.c)[data.bonded_edges] * short
+            bond = bond + torch.zeros_like(bond).index_add(0, data.bond_of_edge, message + 0.5 * message[data.reverse_edges])
+        return ModelOutputs(energies=torch.tanh(h) @ self.out)

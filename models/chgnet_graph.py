@@ -1,0 +1,60 @@
+"""Angles, and what stands in for the places where chgnet's layers look at indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvdd.errors import DistributedOpError
+
+
+def angles(centre: Tensor, n_atoms: int) -> tuple[Tensor, Tensor]:
+    """(A,) and (A,): the ordered pairs of different edges with the same centre, in the order of the first.
+
+    Args:
+        centre: (S,) row of the atom at which each edge ends.
+        n_atoms: number of rows of atoms.
+    """
+    order = centre.argsort(stable=True)
+    count = torch.bincount(centre, minlength=n_atoms)
+    begin = count.cumsum(0) - count
+    partners = count[centre]
+    one = torch.arange(len(centre), device=centre.device).repeat_interleave(partners)
+    place = torch.arange(len(one), device=one.device) - (partners.cumsum(0) - partners)[one]
+    other = order[begin[centre[one]] + place]
+    different = one != other
+    return one[different], other[different]
+
+
+class Columns:
+    """Three indices (A,) where chgnet has a table (A, 3): ``graph[:, k]`` is one of them.
+
+    They are rows of different things, atoms, bonds and bonds, which one tensor over ranks can't say.
+    """
+
+    def __init__(self, *columns: Tensor) -> None:
+        self._columns = columns
+
+    def __getitem__(self, item: tuple[slice, int]) -> Tensor:
+        whole, column = item
+        if whole != slice(None):
+            raise TypeError(f"a graph of angles gives whole columns, graph[:, k]; asked for {item!r}")
+        return self._columns[column]
+
+
+def sum_by_owner(data: Tensor, owners: Tensor, *, average: bool = True, num_owner: int | None = None) -> Tensor:
+    """For ``chgnet.model.layers.aggregate``, which counts the values of the index before it sums: sums alone."""
+    if average or num_owner is None:
+        raise DistributedOpError(
+            f"chgnet asks for averages over neighbours (average={average}, num_owner={num_owner}), which its layers did not "
+            "when this was written; nvdd knows chgnet 0.4"
+        )
+    return data.new_zeros(num_owner, data.shape[1]).index_add(0, owners, data)
+
+
+def changes_all(layer: Any) -> bool:
+    """Whether a layer for bonds changes those that have no angle, too."""
+    biased = layer.use_mlp_out and any(getattr(part, "bias", None) is not None for part in layer.mlp_out.layers)
+    return biased or layer.bond_norm is not None or not layer.resnet
