@@ -78,7 +78,8 @@ class UMAWrapper(torch.nn.Module, BaseModelMixin):
         energies = self.energy_block(embedding[:, 0]).reshape(-1).to(torch.float64) * self.scale
         energies = energies + self.references(to_local(data.atomic_numbers))
         if self.shift:
-            energies = energies + to_local((self.shift / data.n_atoms_per_system)[data.batch])
+            per_atom = self.shift / data.n_atoms_per_system.to(torch.float64)
+            energies = energies + to_local(per_atom[data.batch])
         outputs = ModelOutputs(energies=energies)
         if self.direct:  # degrees 0 and 1 go in, the vector of degree 1 comes out
             outputs["forces"] = self.force_block(embedding[:, :4])[:, 1:4].reshape(-1, 3) * self.force_scale

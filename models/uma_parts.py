@@ -184,8 +184,9 @@ def _energy_head(model: Any, task: str, name: str) -> tuple[Any, Any]:
 
 
 def _force_head(model: Any) -> Any:
-    found = [head for head in model.output_heads.values() if type(head).__name__ == "Linear_Force_Head"]
+    heads = [getattr(head, "head", head) for head in model.output_heads.values()]
+    found = [head for head in heads if type(head).__name__ == "Linear_Force_Head"]
     if len(found) != 1:
-        kinds = ", ".join(sorted(type(head).__name__ for head in model.output_heads.values()))
+        kinds = ", ".join(sorted(type(head).__name__ for head in heads))
         raise InputError(f"this model's forces are not derivatives of its energy, and nvdd needs a Linear_Force_Head, not {kinds}")
     return found[0]
