@@ -72,7 +72,8 @@ class UMAWrapper(torch.nn.Module, BaseModelMixin):
         """``energies`` (n_atoms,) eV in float64; of a model with direct forces ``forces`` (n_atoms, 3) eV/A, too."""
         if self.training:
             raise InputError("nvdd's UMA wrapper is for inference (dropout and statistics of experts differ by rank): call eval()")
-        embedding = self.backbone(self.adapt_input(data))["node_embedding"]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.direct):
+            embedding = self.backbone(self.adapt_input(data))["node_embedding"]
         if self._mole is not None:
             self._choose_expert(to_local(data.batch), data.n_systems)
         energies = self.energy_block(embedding[:, 0]).reshape(-1).to(torch.float64) * self.scale

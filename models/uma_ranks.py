@@ -17,7 +17,7 @@ from nvdd.adapters import MethodAdapter, PythonAdapter
 from nvdd.context import current_dd_context
 from nvdd.exchange import broadcast
 from nvdd.roles import Role
-from nvdd.shard_tensor import promote, to_local
+from nvdd.shard_tensor import ShardTensor, promote, to_local
 from nvdd.specs import SPEC_MPNN_HALO, SPEC_UMA_HALO, ForceStrategy, MLIPSpec, OutputKind, OutputSpec
 from nvdd.verbs import distributed_method, refresh_neighbors, system_sum
 
@@ -51,11 +51,10 @@ def mixing(original: Callable, self: Any, atomic_numbers_full: Tensor, batch_ful
     meta = current_dd_context().meta
     numbers = promote(atomic_numbers_full, Role.OWNED, meta)
     original(self, numbers, promote(batch_full, Role.SYSTEM_INDEX, meta, entry=Role.OWNED), csd_mixed_emb)
-    if self.num_experts:
-        mole = self.global_mole_tensors
-        mixed = to_local(mole.expert_mixing_coefficients)
+    if self.num_experts and isinstance(mixed := self.global_mole_tensors.expert_mixing_coefficients, ShardTensor):
         # the same on every rank, for edges that each has of its own
-        mole.expert_mixing_coefficients = broadcast(mixed, meta.comm, "mixture of experts")
+        mixed = broadcast(to_local(mixed), meta.comm, "mixture of experts")
+        self.global_mole_tensors.expert_mixing_coefficients = mixed
 
 
 def balance_channels(
