@@ -39,7 +39,10 @@ SUFFIX = ".nvdd"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # distributions whose version may change what a model computes, by family
-_PACKAGES = {"mace": ("mace-torch", "e3nn"), "sevenn": ("sevenn", "e3nn")}
+_PACKAGES = {
+    "mace": ("mace-torch", "e3nn"), "sevenn": ("sevenn", "e3nn"), "nequip": ("nequip", "e3nn"),
+    "allegro": ("nequip-allegro", "nequip", "e3nn"),
+}  # fmt: skip
 # constants that e3nn's code generation has as buffers in modules that were unpickled, and as literals in new ones
 _TRACED = re.compile(r"\._tensor_constant\d+$")
 _META_KEYS = ("format", "nvdd", "packages", "model", "family", "elements", "cutoff", "dtype", "units", "pickled")

@@ -19,11 +19,13 @@ from nvdd.models import composed
 
 _BUILTIN = {
     "aimnet2": "nvdd.models.aimnet2:FAMILY",
+    "allegro": "nvdd.models.allegro:FAMILY",
     "dftd3": "nvdd.models.dftd3:FAMILY",
     "escn": "nvdd.models.uma:ESCN",
     "ewald": "nvdd.models.ewald:FAMILY",
     "lj": "nvdd.models.lj:FAMILY",
     "mace": "nvdd.models.mace:FAMILY",
+    "nequip": "nvdd.models.nequip:FAMILY",
     "pme": "nvdd.models.pme:FAMILY",
     "sevenn": "nvdd.models.sevenn:FAMILY",
     "uma": "nvdd.models.uma:FAMILY",

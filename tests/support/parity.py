@@ -48,7 +48,11 @@ SEVENN = {"7net-0": None, "7net-l3i5": None, "7net-mf-0": "PBE"}
 
 @cache
 def wrapper(name: str) -> Any:
-    """The model wrapper, built once per process."""
+    """The model wrapper, built once per process; ``"family:nequip"`` is one of `families`."""
+    if name.startswith("family:"):
+        import families
+
+        return families.case(name.removeprefix("family:")).wrapper()
     if name == "lj":
         from nvdd.models.lj import LennardJonesModelWrapper
 
