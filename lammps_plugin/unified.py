@@ -55,7 +55,9 @@ class NVDDUnified:
         self._numbers = [atomic_numbers[symbol] for symbol in self.element_types]
         if config.system_inputs or config.node_inputs - _CHARGES:
             inputs = sorted(config.system_inputs | (config.node_inputs - _CHARGES))
-            raise InputError(f"{name} reads {', '.join(inputs)}, which LAMMPS does not have")
+            raise InputError(
+                f"{name} reads {', '.join(inputs)}, which LAMMPS does not have; set them as options of the model, where it has such"
+            )
         if config.neighbor_config.bonds:
             raise InputError(f"{name} reads reverse edges or bonds, which is not available from LAMMPS yet; use it from ASE")
         self.rcutfac = 0.5 * config.neighbor_config.cutoff

