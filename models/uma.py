@@ -13,7 +13,7 @@ from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, N
 from nvdd.models.precise import Float64Table
 from nvdd.models.registry import ModelFamily
 from nvdd.models.uma_parts import INSTALL, UMAParts
-from nvdd.models.uma_ranks import spec
+from nvdd.models.uma_ranks import check_adapted, spec
 from nvdd.shard_tensor import to_local
 from nvdd.specs import MLIPSpec
 from nvdd.verbs import refresh_neighbors
@@ -65,15 +65,17 @@ class UMAWrapper(torch.nn.Module, BaseModelMixin):
             autograd_outputs=frozenset() if self.direct else frozenset({"forces"} | derived),
             neighbor_config=NeighborConfig(cutoff=float(self.backbone.cutoff)),
             system_inputs=frozenset(name for name in _RANGES if getattr(self, name) is None),
-            elements=frozenset(range(1, self.backbone.max_num_elements)),
+            elements=frozenset(range(1, min(self.backbone.max_num_elements, len(parts.references)))),
         )
 
     def forward(self, data: Batch) -> ModelOutputs:
         """``energies`` (n_atoms,) eV in float64; of a model with direct forces ``forces`` (n_atoms, 3) eV/A, too."""
         if self.training:
             raise InputError("nvdd's UMA wrapper is for inference (dropout and statistics of experts differ by rank): call eval()")
+        inputs = self.adapt_input(data)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.direct):
-            embedding = self.backbone(self.adapt_input(data))["node_embedding"]
+            embedding = self.backbone(inputs)["node_embedding"]
+        check_adapted(inputs)
         if self._mole is not None:
             self._choose_expert(to_local(data.batch), data.n_systems)
         energies = self.energy_block(embedding[:, 0]).reshape(-1).to(torch.float64) * self.scale

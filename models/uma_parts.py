@@ -80,7 +80,7 @@ class UMAParts:
     def as_handed_edges(self) -> torch.nn.Module:
         """The backbone, with the same weights, as it takes edges from outside and leaves derivatives to others."""
         backbone = copy.copy(self.backbone)
-        # what a cast or another device changes must not be the tables of the module that was given
+        # settings and tables of its own; the modules in it are shared
         backbone._parameters, backbone._buffers = dict(backbone._parameters), dict(backbone._buffers)
         backbone._modules = dict(backbone._modules)
         backbone.otf_graph = False

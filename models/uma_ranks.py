@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nvdd.adapters import MethodAdapter, PythonAdapter
 from nvdd.context import current_dd_context
+from nvdd.errors import DistributedOpError
 from nvdd.exchange import broadcast
 from nvdd.roles import Role
 from nvdd.shard_tensor import ShardTensor, promote, to_local
@@ -33,6 +34,18 @@ def graph(original: Callable, self: Any, data: Any) -> dict[str, Tensor]:
     found = original(self, data)
     data["atomic_numbers_full"] = data["numbers_of_edges"]
     return found
+
+
+def check_adapted(data: Any) -> None:
+    """Raises DistributedOpError where the backbone ran over ranks without these adapters, on plain tensors and unseen."""
+    context = current_dd_context()
+    if context is None or context.world_size == 1:
+        return
+    if data["atomic_numbers_full"] is not data["numbers_of_edges"] or not context.meta.fetches:
+        raise DistributedOpError(
+            "uma: the spec of this run has not the adapters by which UMA reads other ranks' atoms, or keeps halo rows; leave spec= "
+            "out, or change the wrapper's own, wrapper.distribution_spec()"
+        )
 
 
 @distributed_method
