@@ -227,5 +227,6 @@ ESCN = replace(
     name="escn",
     description="eSEN and eSCN-MD of fairchem: the backbone of UMA without experts",
     build=_build_escn,
+    from_calculator=None,  # uma's takes both
     licence="package MIT; weights as their authors state",
 )
