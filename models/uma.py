@@ -13,7 +13,7 @@ from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, N
 from nvdd.models.precise import Float64Table
 from nvdd.models.registry import ModelFamily
 from nvdd.models.uma_parts import INSTALL, UMAParts
-from nvdd.models.uma_ranks import check_adapted, spec
+from nvdd.models.uma_ranks import check_spec, spec
 from nvdd.shard_tensor import to_local
 from nvdd.specs import MLIPSpec
 from nvdd.verbs import refresh_neighbors
@@ -72,10 +72,8 @@ class UMAWrapper(torch.nn.Module, BaseModelMixin):
         """``energies`` (n_atoms,) eV in float64; of a model with direct forces ``forces`` (n_atoms, 3) eV/A, too."""
         if self.training:
             raise InputError("nvdd's UMA wrapper is for inference (dropout and statistics of experts differ by rank): call eval()")
-        inputs = self.adapt_input(data)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.direct):
-            embedding = self.backbone(inputs)["node_embedding"]
-        check_adapted(inputs)
+            embedding = self.backbone(self.adapt_input(data))["node_embedding"]
         if self._mole is not None:
             self._choose_expert(to_local(data.batch), data.n_systems)
         energies = self.energy_block(embedding[:, 0]).reshape(-1).to(torch.float64) * self.scale
@@ -154,6 +152,10 @@ class UMAWrapper(torch.nn.Module, BaseModelMixin):
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec:
         """Owned rows, with halo rows for what edges read in each layer; the same under graph partition."""
         return spec(self.direct)
+
+    def distributed_setup(self, ctx: Any) -> None:
+        """Refuses a spec without the adapters."""
+        check_spec(ctx.spec, self.direct)
 
 
 def _whole(name: str, value: Any) -> int | None:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from nvdd.adapters import MethodAdapter, PythonAdapter
 from nvdd.context import current_dd_context
-from nvdd.errors import DistributedOpError
+from nvdd.errors import InputError
 from nvdd.exchange import broadcast
+from nvdd.policy import HaloStoragePolicy
 from nvdd.roles import Role
 from nvdd.shard_tensor import ShardTensor, promote, to_local
 from nvdd.specs import SPEC_MPNN_HALO, SPEC_UMA_HALO, ForceStrategy, MLIPSpec, OutputKind, OutputSpec
@@ -34,18 +35,6 @@ def graph(original: Callable, self: Any, data: Any) -> dict[str, Tensor]:
     found = original(self, data)
     data["atomic_numbers_full"] = data["numbers_of_edges"]
     return found
-
-
-def check_adapted(data: Any) -> None:
-    """Raises DistributedOpError where the backbone ran over ranks without these adapters, on plain tensors and unseen."""
-    context = current_dd_context()
-    if context is None or context.world_size == 1:
-        return
-    if data["atomic_numbers_full"] is not data["numbers_of_edges"] or not context.meta.fetches:
-        raise DistributedOpError(
-            "uma: the spec of this run has not the adapters by which UMA reads other ranks' atoms, or keeps halo rows; leave spec= "
-            "out, or change the wrapper's own, wrapper.distribution_spec()"
-        )
 
 
 @distributed_method
@@ -119,3 +108,14 @@ def spec(direct: bool) -> MLIPSpec:
         .with_name("uma")
     )
     return made if direct else made.with_outputs(stresses=OutputSpec(OutputKind.PER_NODE))
+
+
+def check_spec(given: MLIPSpec, direct: bool) -> None:
+    """Raises InputError for a spec by which the backbone, on plain tensors and unseen, would read no other rank's atoms."""
+    policy, there = given.distribution.policy, set(given.all_adapters)
+    missing = [adapter.target for adapter in spec(direct).adapters if adapter not in there]
+    if missing or (isinstance(policy, HaloStoragePolicy) and not policy.fetches):
+        raise InputError(
+            f"uma: the spec {given.name!r} lacks the adapters by which UMA reads other ranks' atoms ({', '.join(missing) or 'none'}), "
+            f"or keeps halo rows ({policy}); leave spec= out, or change the wrapper's own, wrapper.distribution_spec()"
+        )

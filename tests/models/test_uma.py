@@ -15,9 +15,18 @@ from ase import Atoms
 import families
 import uma_models
 from builders import quartz
-from nvdd import SPEC_MPNN_HALO, Batch, DistributedModel, DomainConfig, MLIPSpec, dispatch_trace
+from nvdd import (
+    SPEC_MPNN_HALO,
+    SPEC_UMA_HALO,
+    Batch,
+    DistributedModel,
+    DomainConfig,
+    HaloStoragePolicy,
+    MLIPSpec,
+    dispatch_trace,
+)
 from nvdd.communicator import Communicator
-from nvdd.errors import DistributedOpError, InputError, MissingDependencyError
+from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models import load
 from nvdd.models.configuration import rebuild
 from nvdd.models.uma import FAMILY, UMAWrapper
@@ -290,18 +299,12 @@ def test_refused_systems():
         copy.deepcopy(model).train()(Batch.from_atoms(quartz()))
 
 
-def on_rank_with_bare_spec(comm: Communicator, path: str) -> str:
-    try:
-        DistributedModel(wrapper(path), DomainConfig(mesh=comm), spec=SPEC_MPNN_HALO)(Batch.from_atoms(quartz()))
-    except DistributedOpError as error:
-        return str(error)
-    return ""
-
-
-def test_refused_without_adapters(ranks):
-    """The backbone runs on plain tensors, where nothing else would notice."""
-    for message in ranks.run(2, on_rank_with_bare_spec, checkpoint("uma")):
-        assert "has not the adapters by which UMA reads other ranks' atoms" in message
+def test_refused_specs():
+    """The backbone runs on plain tensors, where nothing else would notice what is missing."""
+    model = wrapper(checkpoint("uma"))
+    for spec in (SPEC_MPNN_HALO, SPEC_UMA_HALO, model.distribution_spec().with_policy(HaloStoragePolicy())):
+        with pytest.raises(InputError, match="lacks the adapters by which UMA reads other ranks' atoms"):
+            DistributedModel(model, spec=spec)
 
 
 def test_refused_models():
