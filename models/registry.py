@@ -28,6 +28,7 @@ _BUILTIN = {
     "nequip": "nvdd.models.nequip:FAMILY",
     "pme": "nvdd.models.pme:FAMILY",
     "sevenn": "nvdd.models.sevenn:FAMILY",
+    "torchani": "nvdd.models.torchani:FAMILY",
     "uma": "nvdd.models.uma:FAMILY",
 }
 

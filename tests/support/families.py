@@ -7,6 +7,7 @@ A family has a module ``family_<name>.py`` here with ``CASES``, and a test modul
     test_envelope = families.envelope_test("nequip")
     test_stress = families.stress_test("nequip")
     test_ase = families.ase_test("nequip")
+    test_cli = families.cli_test("nequip")
     test_lammps = families.lammps_test("nequip")
 
 The reference is the family's own ASE calculator, in one process and without nvdd. Cases and structures travel to the
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -25,12 +27,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.data import atomic_numbers
+from ase.stress import voigt_6_to_full_3x3_stress
+from typer.testing import CliRunner
 
 import lammps_parity
 import parity
-from nvdd import Batch, DistributedModel, DomainConfig
+from nvdd import Batch, DistributedModel, DomainConfig, dispatch_trace
 from nvdd.communicator import Communicator
 from nvdd.models import registry
 from nvdd_ase import NVDDCalculator
@@ -68,6 +73,7 @@ class Case:
         strain: step of the differences.
         atomic: whether the calculator gives energies of atoms.
         action: what the deck runs.
+        dtype: to which the file's model is converted; None where that is the type of the file.
         pickled: whether LAMMPS's file holds the module itself, since no configuration makes it.
     """
 
@@ -86,6 +92,12 @@ class Case:
     atomic: bool = True
     action: str = "fix 1 all nve\nrun 6"
     pickled: bool = False
+    dtype: torch.dtype | None = None
+
+    @property
+    def dtype_name(self) -> str | None:
+        """As users write it."""
+        return None if self.dtype is None else str(self.dtype).removeprefix("torch.")
 
 
 def require(family: str, *packages: str) -> None:
@@ -112,7 +124,7 @@ def calculator(name: str) -> Any:
 
 @cache
 def reference(name: str, of: str) -> Results:
-    """By the family's own calculator, of a named structure; in float32 with its noise."""
+    """By the family's own calculator, of a named structure; in float32 with its noise under renumbering and translation."""
     return computed(name, structure(of))
 
 
@@ -127,8 +139,10 @@ def computed(name: str, atoms: Atoms) -> Results:
     noise = 0.0
     if not case(name).tight:
         for seed in range(2):
-            order = np.random.default_rng(seed).permutation(len(atoms))
+            random = np.random.default_rng(seed)
+            order = random.permutation(len(atoms))
             again = atoms[order]
+            again.positions += random.uniform(-3, 3, 3)  # some packages round positions to float32, not distances
             again.calc = calc
             noise = max(noise, float(np.abs(again.get_forces() - forces[order]).max()))
     return Results(energy, energies, forces, found, None, noise)
@@ -218,12 +232,36 @@ def ase_test(name: str, ranks: int = 2) -> Callable:
     def test(tmp_path):
         model, options = case(name).write(tmp_path)
         atoms, expected = structure(case(name).structure).copy(), reference(name, case(name).structure)
-        with NVDDCalculator(model, model_options=options, ranks=ranks) as calc:
+        with NVDDCalculator(model, model_options=options, dtype=case(name).dtype_name, ranks=ranks) as calc:
             atoms.calc = calc
             assert_ase(name, atoms, expected)
         if registry.families()[model.partition(":")[0]].from_calculator is not None:
             atoms.calc = NVDDCalculator.from_calculator(calculator(name))
             assert_ase(name, atoms, expected)
+
+    return test
+
+
+def cli_test(name: str) -> Callable:
+    """`nvdd single` by the model's name, and its line of `nvdd models`."""
+
+    def test(tmp_path):
+        from nvdd_ase.cli import app
+
+        model, options = case(name).write(tmp_path)
+        of, out = structure(case(name).structure), tmp_path / "out.json"
+        of.write(tmp_path / "in.traj")
+        words = ["single", tmp_path / "in.traj", "--model", model, "-o", out, *(f"--option={k}={v}" for k, v in options.items())]
+        words += ["--dtype", case(name).dtype_name] if case(name).dtype else []
+        done = CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        got = json.loads(out.read_text())
+        stress = voigt_6_to_full_3x3_stress(got["stress_eV_per_A3"])
+        found = Results(got["energy_eV"], np.array(got["energies_eV"]), np.array(got["forces_eV_per_A"]), stress, None)
+        assert_parity(name, found, reference(name, case(name).structure))
+        family = registry.families()[model.partition(":")[0]]
+        listed = " ".join(CliRunner().invoke(app, ["models"]).output.split())
+        assert family.name in listed and " ".join(family.licence.split()[:2]) in listed
 
     return test
 
@@ -260,7 +298,7 @@ def exported(name: str, factory: pytest.TempPathFactory) -> Path:
     if name not in _EXPORTED:
         folder = factory.mktemp(name)
         model, options = case(name).write(folder)
-        export_model(model, folder / f"{MODEL}.nvdd", options=options, allow_pickle=case(name).pickled)
+        export_model(model, folder / f"{MODEL}.nvdd", options=options, dtype=case(name).dtype, allow_pickle=case(name).pickled)
         of = case(name).structure
         lammps_parity.write_data(of, folder / f"{of.replace(' ', '_')}.data", case(name).elements)
         _EXPORTED[name] = folder
@@ -273,7 +311,23 @@ def lammps_atoms(found: Mapping[str, Any], elements: str) -> Atoms:
     return Atoms(numbers, found["x"], cell=found["cell"], pbc=found["pbc"])
 
 
-def only_forces_cross(parts: list[dict[str, Any]]) -> None:
-    """Of a strictly local model: what crosses ranks in a step are the forces of halo atoms, 24 bytes each, and nothing else."""
-    assert {part["exchanges"] for part in parts} == {1}, parts[0]["sites"]
-    assert all(part["bytes"] % 24 == 0 for part in parts)
+def traffic_on_rank(comm: Communicator, name: str, of: str, strategy: str) -> dict[str, Any]:
+    """Runs on each rank: what it sends in a step for energy and forces that builds no plan."""
+    model = DistributedModel(parity.wrapper(f"family:{name}"), DomainConfig(mesh=comm, strategy=strategy))
+    batch = Batch.from_atoms(structure(of))
+    model(batch)
+    with dispatch_trace() as trace:
+        out = model(batch)
+    return {"exchanges": trace.n_exchanges, "bytes": trace.bytes_sent, "halo": out.n_halo}
+
+
+def only_forces_test(name: str, of: str) -> Callable:
+    """Of a strictly local model: what crosses ranks in a step is the force on each halo row, 24 bytes, and nothing else."""
+
+    @pytest.mark.parametrize("strategy", case(name).strategies)
+    def test(ranks, strategy):
+        for part in ranks.run(2, traffic_on_rank, name, of, strategy):
+            assert part["exchanges"] == 1 and part["halo"] > 0
+            assert part["bytes"] == 24 * part["halo"]
+
+    return test
