@@ -59,12 +59,15 @@ class UMAWrapper(torch.nn.Module, BaseModelMixin):
         self.scale, self.shift, self.force_scale = parts.scale, parts.shift, parts.force_scale
         self._mole, self._experts, self._single_atoms = parts.mole, parts.datasets, parts.single_atoms
         self.charge, self.spin = _whole("charge", charge), _whole("spin", spin)
+        free = frozenset(name for name in _RANGES if getattr(self, name) is None)
         derived = set() if self.direct else {"stress", "stresses"}
         self.model_config = ModelConfig(
             outputs=frozenset({"energy", "energies", "forces"} | derived),
             autograd_outputs=frozenset() if self.direct else frozenset({"forces"} | derived),
             neighbor_config=NeighborConfig(cutoff=float(self.backbone.cutoff)),
-            system_inputs=frozenset(name for name in _RANGES if getattr(self, name) is None),
+            system_inputs=free,
+            # of molecules fairchem itself warns where they are missing
+            optional_inputs=frozenset() if self.task == "omol" else free,
             elements=frozenset(range(1, min(self.backbone.max_num_elements, len(parts.references)))),
         )
 

@@ -46,6 +46,7 @@ test_envelope = families.envelope_test("uma")
 test_envelope_on_two_ranks = families.envelope_test("uma-1.2", 2)
 test_stress = families.stress_test("uma")
 test_ase = families.ase_test("uma")
+test_cli = families.cli_test("uma")
 test_lammps = families.lammps_test("uma")
 
 
@@ -375,27 +376,12 @@ def test_from_calculator(strategy):
     assert FAMILY.from_calculator(object()) is None
 
 
-def test_command_line(tmp_path, monkeypatch):
-    from typer.testing import CliRunner
-
-    from nvdd_ase.cli import app
-
-    monkeypatch.chdir(tmp_path)
-    atoms = quartz((2, 1, 1))
-    atoms.write("quartz.extxyz")
-    command = ["single", "quartz.extxyz", "--model", f"uma:{checkpoint('uma')}", "--option", "task=omat", "--ranks", "2",
-               "--dtype", "float64", "--output", "out.json"]  # fmt: skip
-    done = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "out.json").read_text())
-    close(found["energy_eV"], theirs("uma", atoms)["energy"], 1e-9, "energies")  # eight decimals of positions
-    listed = CliRunner().invoke(app, ["models"]).output
-    assert all(word in listed for word in ("uma", "escn", "FAIR"))
-
-
-def test_lammps_wants_charge_and_spin(tmp_path):
-    with pytest.raises(InputError, match=r"reads charge, spin, which LAMMPS does not have.*options of the model"):
-        export_model(f"uma:{checkpoint('uma')}", tmp_path / "uma.nvdd", options={"task": "omat"})
+def test_lammps_wants_charge_and_spin_of_molecules(tmp_path):
+    path, file = checkpoint("uma"), tmp_path / "uma.nvdd"
+    with pytest.raises(InputError, match=r"reads charge, spin, which LAMMPS does not have; set them as options of the model"):
+        export_model(f"uma:{path}", file, options={"task": "omol"})
+    assert export_model(f"uma:{path}", file, options={"task": "omol", "charge": 0, "spin": 1})["cutoff"] == 4.5
+    assert export_model(f"uma:{path}", file, options={"task": "omat"})["packages"]["fairchem-core"].startswith("2.24")
 
 
 def test_from_file_takes_overrides():

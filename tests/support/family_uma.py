@@ -12,23 +12,23 @@ from nvdd.models.registry import load
 from nvdd.models.uma import UMAWrapper
 from uma_models import calculator, checkpoint
 
-OPTIONS: dict[str, Any] = {"task": "omat", "charge": 0, "spin": 0}
+TASK = ("omat",)  # one only, so that it need not be named; without charge and spin, which fairchem then takes for 0
 
 
 @cache
 def wrapper(model: str) -> UMAWrapper:
-    return load(f"uma:{checkpoint(model, 'float64')}", **OPTIONS)
+    return load(f"uma:{checkpoint(model, 'float64', TASK)}")
 
 
 def write(model: str, folder: Path) -> tuple[str, dict[str, Any]]:
-    shutil.copy(checkpoint(model, "float64"), folder / "model.pt")
-    return f"uma:{folder / 'model.pt'}", OPTIONS
+    shutil.copy(checkpoint(model, "float64", TASK), folder / "model.pt")
+    return f"uma:{folder / 'model.pt'}", {}
 
 
 def _case(model: str, layers: int) -> Case:
     return Case(
         wrapper=lambda: wrapper(model),
-        calculator=lambda: calculator(model, "omat", weights="float64"),
+        calculator=lambda: calculator(model, "omat", weights="float64", tasks=TASK),
         write=lambda folder: write(model, folder),
         # features in each layer, their gradients, forces
         exchanges=dict.fromkeys(("halo", "graph"), 2 * layers + 1),

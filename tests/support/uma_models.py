@@ -17,7 +17,7 @@ _BACKBONE = {
     "max_num_elements": 100, "sphere_channels": 16, "hidden_channels": 16, "edge_channels": 16, "lmax": 2, "mmax": 2,
     "num_layers": 2, "cutoff": 4.5, "num_distance_basis": 16, "max_neighbors": 300, "direct_forces": False,
     "regress_forces": True, "regress_stress": True, "ff_type": "spectral", "chg_spin_emb_type": "rand_emb",
-    "dataset_mapping": {name: name for name in TASKS}, "otf_graph": True, "always_use_pbc": False,
+    "otf_graph": True, "always_use_pbc": False,
 }  # fmt: skip
 _MOE = {"num_experts": 4, "use_composition_embedding": True}
 MODELS: dict[str, dict[str, Any]] = {
@@ -35,20 +35,20 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @cache
-def checkpoint(name: str, dtype: str = "float32") -> str:
+def checkpoint(name: str, dtype: str = "float32", tasks: tuple[str, ...] = tuple(TASKS)) -> str:
     """A file as fairchem's training writes it, of a model in `MODELS`; made once in a process."""
     import hydra
     from fairchem.core.units.mlip_unit.api.inference import MLIPInferenceCheckpoint
 
-    config = _model_config(name)
+    config = _model_config(name, tasks)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         weights = hydra.utils.instantiate(config).to(getattr(torch, dtype)).state_dict()
     ema = {"n_averaged": torch.tensor(1), **{f"module.{key}": value for key, value in weights.items()}}
     model = MODELS[name]
-    tasks = _tasks(bool(model.get("direct")), model.get("mean", 0.0))
-    content = MLIPInferenceCheckpoint(config, weights, ema, tasks)
-    path = os.path.join(_folder(), f"{name}-{dtype}.pt")
+    of_tasks = _tasks(tasks, bool(model.get("direct")), model.get("mean", 0.0))
+    content = MLIPInferenceCheckpoint(config, weights, ema, of_tasks)
+    path = os.path.join(_folder(), f"{'-'.join((name, dtype, *tasks))}.pt")
     torch.save(content, path)
     return path
 
@@ -62,7 +62,7 @@ def _folder() -> str:
     return _folders[0].name
 
 
-def _model_config(name: str) -> dict[str, Any]:
+def _model_config(name: str, tasks: tuple[str, ...]) -> dict[str, Any]:
     model = MODELS[name]
     base, escn = "fairchem.core.models", "fairchem.core.models.uma.escn_md"
     experts = "num_experts" in model["backbone"]
@@ -72,20 +72,20 @@ def _model_config(name: str) -> dict[str, Any]:
         for key in heads:
             heads[key] = {
                 "module": f"{base}.uma.escn_moe.DatasetSpecificSingleHeadWrapper", "head_cls": heads[key]["module"],
-                "dataset_names": list(TASKS), "wrap_property": True,
+                "dataset_names": list(tasks), "wrap_property": True,
             }  # fmt: skip
     elif model.get("moe_head"):
         heads = {
             "energyandforcehead": {
                 "module": f"{base}.uma.escn_moe.DatasetSpecificMoEWrapper", "head_cls": f"{escn}.MLP_EFS_Head",
-                "head_kwargs": {"wrap_property": False}, "dataset_mapping": {name: name for name in TASKS},
+                "head_kwargs": {"wrap_property": False}, "dataset_mapping": {task: task for task in tasks},
             }
         }  # fmt: skip
     else:
         heads = {
             "energyandforcehead": {
                 "module": f"{base}.uma.escn_moe.DatasetSpecificSingleHeadWrapper", "head_cls": f"{escn}.MLP_EFS_Head",
-                "head_kwargs": {"wrap_property": False}, "dataset_names": list(TASKS),
+                "head_kwargs": {"wrap_property": False}, "dataset_names": list(tasks),
             }
         }  # fmt: skip
     return {
@@ -93,15 +93,16 @@ def _model_config(name: str) -> dict[str, Any]:
         "_recursive_": False,
         "pass_through_head_outputs": True,
         "model_id": model.get("model_id", "UMA-S-1.2.1") if experts else None,
-        "backbone": {**_BACKBONE, **model["backbone"], "model": backbone},
+        "backbone": {**_BACKBONE, **model["backbone"], "dataset_mapping": {task: task for task in tasks}, "model": backbone},
         "heads": heads,
     }
 
 
-def _tasks(direct: bool, mean: float) -> list[dict[str, Any]]:
+def _tasks(names: tuple[str, ...], direct: bool, mean: float) -> list[dict[str, Any]]:
     unit, normal = "fairchem.core.units.mlip_unit.mlip_unit", "fairchem.core.modules.normalization"
     tasks = []
-    for dataset, scale in TASKS.items():
+    for dataset in names:
+        scale = TASKS[dataset]
         for prop, level, dim in (("energy", "system", [1]), ("forces", "atom", [3])):
             tasks.append(
                 {
@@ -125,13 +126,15 @@ def _tasks(direct: bool, mean: float) -> list[dict[str, Any]]:
 
 
 @cache
-def calculator(name: str, task: str = "omat", dtype: str = "float64", weights: str = "float32") -> Any:
+def calculator(
+    name: str, task: str = "omat", dtype: str = "float64", weights: str = "float32", tasks: tuple[str, ...] = tuple(TASKS)
+) -> Any:
     """fairchem's own, in one process, set to take any composition; atoms are put where it wants them (`_placed`)."""
     from fairchem.core.calculate.ase_calculator import FAIRChemCalculator
     from fairchem.core.units.mlip_unit import InferenceSettings, MLIPPredictUnit
 
     settings = InferenceSettings(activation_checkpointing=False, base_precision_dtype=dtype)
-    unit = MLIPPredictUnit(checkpoint(name, weights), device="cpu", inference_settings=settings)
+    unit = MLIPPredictUnit(checkpoint(name, weights, tasks), device="cpu", inference_settings=settings)
     found = FAIRChemCalculator(unit, task_name=task)
     convert = found.a2g
     found.a2g = lambda atoms: convert(_placed(atoms))
