@@ -86,6 +86,8 @@ def from_file(
     with _quiet(), building(dtype):
         try:
             ours = get_backbone_class_from_checkpoint(checkpoint).build_inference_settings(settings)
+            if "moe_layer_type" in checkpoint.model_config["backbone"]:
+                ours["moe_layer_type"] = "pytorch"  # the other kernel (of the same weights) is in a package of its own
             theirs = dict(overrides or {})
             merged = {**theirs, "backbone": {**theirs.get("backbone", {}), **ours}}
             averaged, checkpoint = load_inference_model(path, merged, use_ema=True, preloaded_checkpoint=checkpoint)

@@ -136,16 +136,21 @@ def parts_of(model: Any, task: str | None = None) -> UMAParts:
     by_property = {each.property: each for each in known[task]}
     if "energy" not in by_property:
         raise InputError(f"the task {task!r} has no energy, but {', '.join(sorted(by_property))}; nvdd needs one")
-    energy, forces = by_property["energy"], by_property.get("forces")
+    energy = by_property["energy"]
     head, around = _energy_head(model, task, energy.name)
     direct = model.backbone.regress_config.direct_forces
     scale, shift = float(energy.normalizer.rmsd), float(energy.normalizer.mean)
-    force_scale = float(forces.normalizer.rmsd) if forces is not None else scale
-    if not direct and abs(force_scale / scale - 1) > 1e-6:
-        raise InputError(
-            f"the task {task!r} has energies in units of {scale} eV and forces in units of {force_scale} eV/A, so that forces "
-            "are not the derivative of the energy; nvdd does not run such a model"
-        )
+    force_scale = scale
+    for name in ("forces", "stress"):
+        if name not in by_property:
+            continue
+        unit, mean = float(by_property[name].normalizer.rmsd), float(by_property[name].normalizer.mean)
+        if mean or (not direct and abs(unit / scale - 1) > 1e-6):
+            raise InputError(
+                f"the task {task!r} has energies in units of {scale} eV and {name} in units of {unit} with a mean of {mean}, so that "
+                f"{name} are no derivative of the energy; nvdd does not run such a model"
+            )
+        force_scale = unit if name == "forces" else force_scale
     mole, datasets = None, None
     if type(around).__name__ == "DatasetSpecificMoEWrapper":
         mole, datasets = around.global_mole_tensors, dict(around.dataset_name_to_exp)

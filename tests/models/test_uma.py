@@ -326,6 +326,8 @@ def test_refused_models():
     mean.output_heads["energyandforcehead"].head.reduce = "mean"
     units = model()
     units.tasks["omat_forces"].normalizer.rmsd *= 2
+    shifted = model()
+    shifted.tasks["omat_forces"].normalizer.mean += 0.5
     other = model()
     other.backbone = torch.nn.Linear(1, 1)
     merged = model()
@@ -334,7 +336,8 @@ def test_refused_models():
     unknown.output_heads["second"] = unknown.output_heads["energyandforcehead"]
     for refused, message in (
         (mean, "takes the mean over atoms"),
-        (units, "forces are not the derivative of the energy"),
+        (units, "forces are no derivative of the energy"),
+        (shifted, r"forces in units of 1\.4.* with a mean of 0\.5"),
         (other, "this model has a torch.nn.modules.linear.Linear"),
         (merged, "is merged for one dataset"),
         (unknown, "which head gives the energy 'omat_energy' of this model is not clear"),
@@ -388,3 +391,14 @@ def test_from_file_takes_overrides():
     """As from_model_checkpoint does, but for what nvdd needs itself."""
     model = from_file(checkpoint("uma"), "omat", overrides={"backbone": {"max_neighbors": 77, "otf_graph": True}})
     assert model.backbone.max_neighbors == 77 and model.backbone.otf_graph is False
+
+
+def test_experts_of_another_kernel(tmp_path):
+    """Files of models that were trained with segment_mm of fairchem_cpp: the same weights, by torch."""
+    content = torch.load(checkpoint("uma"), weights_only=False)
+    content.model_config["backbone"]["moe_layer_type"] = "dgl"
+    torch.save(content, tmp_path / "dgl.pt")
+    batch, energies = Batch.from_atoms(quartz()), []
+    for path in (checkpoint("uma"), str(tmp_path / "dgl.pt")):
+        energies.append(float(DistributedModel(wrapper(path, "omat"))(batch, {"energy"})["energy"]))
+    assert energies[0] == energies[1]

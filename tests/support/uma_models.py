@@ -19,7 +19,7 @@ _BACKBONE = {
     "regress_forces": True, "regress_stress": True, "ff_type": "spectral", "chg_spin_emb_type": "rand_emb",
     "otf_graph": True, "always_use_pbc": False,
 }  # fmt: skip
-_MOE = {"num_experts": 4, "use_composition_embedding": True}
+_MOE = {"num_experts": 4, "use_composition_embedding": True, "moe_layer_type": "pytorch"}
 MODELS: dict[str, dict[str, Any]] = {
     "uma": {"backbone": _MOE},
     # UMA-S 1.2's mean of the composition, balanced channels, experts of the head, truncated orders, other norms
