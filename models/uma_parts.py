@@ -33,13 +33,13 @@ def import_fairchem() -> Any:
     warp()  # else its banner comes when fairchem's neighbour lists are imported
     try:
         found = version("fairchem-core")
+        if not re.match(rf"{re.escape(SUPPORTED)}(\.|$)", found):
+            raise MissingDependencyError(
+                f"nvdd's UMA wrapper supports fairchem-core {SUPPORTED}.*, and {found} is installed ({sys.executable}): {INSTALL}"
+            )
         from fairchem.core.models.uma import escn_md, escn_moe
     except (PackageNotFoundError, ImportError) as error:
         raise MissingDependencyError(f"UMA models need fairchem-core ({sys.executable}, {error}): {INSTALL}") from error
-    if not re.match(rf"{re.escape(SUPPORTED)}(\.|$)", found):
-        raise MissingDependencyError(
-            f"nvdd's UMA wrapper supports fairchem-core {SUPPORTED}.*, and {found} is installed ({sys.executable}): {INSTALL}"
-        )
     return escn_md, escn_moe
 
 
@@ -106,11 +106,10 @@ def check_backbone(backbone: Any) -> None:
         raise InputError(
             f"this UMA model runs by {type(backbone.backend).__name__}; nvdd runs execution_mode='general': load it from its file"
         )
-    if not backbone.use_quaternion_wigner or backbone.act_type != "gate":
+    if not backbone.use_quaternion_wigner:
         raise InputError(
-            f"this model has use_quaternion_wigner={backbone.use_quaternion_wigner} and act_type={backbone.act_type!r}, with which "
-            "fairchem's energies depend on random turns of each edge's frame; nvdd runs use_quaternion_wigner=True and "
-            "act_type='gate' (UMA's)"
+            "this UMA model makes rotations from Euler angles (use_quaternion_wigner=False); nvdd runs fairchem's default, by "
+            "quaternions: load it from its file"
         )
 
 

@@ -40,6 +40,7 @@ families.require("uma", "fairchem")
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
 # charge and multiplicity of the structures below
 INFO = {"charge": 1, "spin": 2}
+EXACT = [name for name in MODELS if name != "grid"]  # see test_grid_on_edges
 
 test_parity = families.parity_test("uma", (1, 2, 3, 4))
 test_envelope = families.envelope_test("uma")
@@ -67,7 +68,7 @@ def close(found: Any, expected: Any, relative: float, what: str) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EXACT)
 def test_equals_fairchem(name, task):
     """In one process, with charge and multiplicity given and by default; each of them changes the energy."""
     energies = []
@@ -134,7 +135,7 @@ def check(found: dict, expected: dict) -> None:
 
 
 @pytest.mark.parametrize("strategy", ("halo", "graph"))
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EXACT)
 def test_over_ranks(ranks, name, strategy):
     """1 to 4 ranks against fairchem, with a skin, whose edges beyond the cutoff the model must not see."""
     atoms = with_info(quartz((2, 1, 1)), **INFO)
@@ -193,6 +194,19 @@ def test_float32(ranks):
 def on_rank_in_float32(comm: Communicator, path: str, atoms: Atoms) -> dict[str, Any]:
     out = DistributedModel(wrapper(path, dtype=torch.float32), DomainConfig(mesh=comm))(Batch.from_atoms(atoms))
     return {"ids": out.ids.numpy(), **{k: v.numpy() for k, v in out.items()}}
+
+
+def test_grid_on_edges(ranks):
+    """Of act_type="s2" fairchem's own results depend on the random turn of each edge's frame, beyond rounding."""
+    atoms = with_info(quartz((2, 1, 1)), **INFO)
+    runs = [theirs("grid", atoms, "omol") for _ in range(3)]
+    found = assembled(ranks.run(2, on_rank, checkpoint("grid"), [atoms], "halo", {}))
+    for name in ("energy", "forces"):
+        noise = max(np.abs(run[name] - runs[0][name]).max() for run in runs)
+        assert 1e-12 < noise < 1e-6 and np.abs(found[name] - runs[0][name]).max() <= 10 * noise
+    one = DistributedModel(wrapper(checkpoint("grid")))(Batch.from_atoms(atoms))
+    close(found["energy"], one["energy"].numpy(), 1e-12, "energies")
+    close(found["forces"], one["forces"].numpy(), 1e-11, "forces")
 
 
 def test_wrapper_alone_is_single_process_code():
@@ -317,7 +331,7 @@ def test_refused_models():
         return averaged.module
 
     for changes, message in (
-        ({"use_quaternion_wigner": False}, "use_quaternion_wigner=False.*random turns"),
+        ({"use_quaternion_wigner": False}, "makes rotations from Euler angles"),
         ({"execution_mode": "umas_fast_pytorch"}, "runs by UMASFastPytorchBackend"),
     ):
         with pytest.raises(InputError, match=message):
@@ -337,7 +351,7 @@ def test_refused_models():
     for refused, message in (
         (mean, "takes the mean over atoms"),
         (units, "forces are no derivative of the energy"),
-        (shifted, r"forces in units of 1\.4.* with a mean of 0\.5"),
+        (shifted, r"forces in units of 1\.\d+ with a mean of 0\.5"),
         (other, "this model has a torch.nn.modules.linear.Linear"),
         (merged, "is merged for one dataset"),
         (unknown, "which head gives the energy 'omat_energy' of this model is not clear"),

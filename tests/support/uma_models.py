@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "uma-3": {"backbone": {**_MOE, "num_layers": 3, "lmax": 3, "mmax": 2, "cutoff": 4.0}},
     "esen": {"backbone": {}},
+    "grid": {"backbone": {"act_type": "s2"}},
     "direct": {"backbone": {"direct_forces": True, "regress_stress": False}, "direct": True, "mean": 0.25},
 }  # fmt: skip
 
@@ -156,6 +157,7 @@ def theirs(name: str, atoms: Atoms, task: str = "omat", dtype: str = "float64") 
     """Energy eV, forces eV/A, stress (3, 3) eV/A^3 by fairchem."""
     atoms = atoms.copy()
     atoms.calc = calculator(name, task, dtype)
+    atoms.calc.reset()  # computed anew, by other random frames
     found = {"energy": np.array(atoms.get_potential_energy()), "forces": atoms.get_forces()}
     if not MODELS[name].get("direct") and atoms.pbc.all():
         found["stress"] = atoms.get_stress(voigt=False)
