@@ -72,6 +72,7 @@ class ModelConfig:
         node_inputs: names of further per-atom inputs, read from ``atoms.arrays``; ``charges`` are the initial charges of ASE,
             LAMMPS's ``atom->q``, or another model's.
         system_inputs: names of further per-system inputs, read from ``atoms.info`` (``charge``, ``spin``, ...).
+        optional_inputs: those of both that have a usual value, where a host (LAMMPS) has no such input at all.
         elements: atomic numbers that the model knows; None if it takes any.
         pbc: the only periodicity along the three cell vectors for which the model has a meaning; None if it takes any.
         differentiated: of a model that returns both, whether forces are derivatives of ``"energies"`` or, where that
@@ -85,11 +86,14 @@ class ModelConfig:
     neighbor_config: NeighborConfig | None = None
     node_inputs: frozenset[str] = frozenset()
     system_inputs: frozenset[str] = frozenset()
+    optional_inputs: frozenset[str] = frozenset()
     elements: frozenset[int] | None = None
     pbc: tuple[bool, bool, bool] | None = None
     differentiated: str = "energies"
 
     def __post_init__(self) -> None:
+        if further := self.optional_inputs - self.node_inputs - self.system_inputs:
+            raise ValueError(f"ModelConfig: optional_inputs {sorted(further)} are not among node_inputs and system_inputs")
         unknown = set(self.active_outputs) - set(self.outputs)
         if unknown:
             raise ValueError(

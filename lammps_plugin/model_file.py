@@ -42,6 +42,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _PACKAGES = {
     "mace": ("mace-torch", "e3nn"), "sevenn": ("sevenn", "e3nn"), "nequip": ("nequip", "e3nn"),
     "chgnet": ("chgnet",), "matgl": ("matgl",), "allegro": ("nequip-allegro", "nequip", "e3nn"), "torchani": ("torchani",),
+    "uma": ("fairchem-core",), "escn": ("fairchem-core",),
 }  # fmt: skip
 # constants that e3nn's code generation has as buffers in modules that were unpickled, and as literals in new ones
 _TRACED = re.compile(r"\._tensor_constant\d+$")

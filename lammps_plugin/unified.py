@@ -53,9 +53,10 @@ class NVDDUnified:
         if known and (unknown := sorted(set(self.element_types) - set(known))):
             raise InputError(f"{name} does not know {', '.join(unknown)}; it knows {', '.join(known)}")
         self._numbers = [atomic_numbers[symbol] for symbol in self.element_types]
-        if config.system_inputs or config.node_inputs - _CHARGES:
-            inputs = sorted(config.system_inputs | (config.node_inputs - _CHARGES))
-            raise InputError(f"{name} reads {', '.join(inputs)}, which LAMMPS does not have")
+        if inputs := sorted((config.system_inputs | (config.node_inputs - _CHARGES)) - config.optional_inputs):
+            raise InputError(
+                f"{name} reads {', '.join(inputs)}, which LAMMPS does not have; set them as options of the model, where it has such"
+            )
         neighbors = config.neighbor_config
         if neighbors.bond_reach == neighbors.cutoff:
             raise InputError(

@@ -253,6 +253,8 @@ def _composed_config(blocks: list[Any], wires: tuple[Wire, ...], spec: MLIPSpec)
     configs = [block.model_config for block in blocks]
     wired = {(wire.target, wire.input) for wire in wires}
     own = lambda field: frozenset(n for k, c in enumerate(configs) for n in getattr(c, field) if (k, n) not in wired)
+    inputs = lambda c: c.node_inputs | c.system_inputs
+    needed = {n for k, c in enumerate(configs) for n in inputs(c) - c.optional_inputs if (k, n) not in wired}
     given = set().union(*(c.outputs for c in configs)) | set(ADDITIVE)
     cutoff = max(c.neighbor_config.cutoff for c in configs)
     bonds = max((r for c in configs if (r := c.neighbor_config.bond_reach) is not None), default=None)
@@ -261,6 +263,7 @@ def _composed_config(blocks: list[Any], wires: tuple[Wire, ...], spec: MLIPSpec)
         neighbor_config=NeighborConfig(cutoff, bonds=bonds is not None, bond_cutoff=bonds),
         node_inputs=own("node_inputs"),
         system_inputs=own("system_inputs"),
+        optional_inputs=own("optional_inputs") - needed,
         elements=_common_elements(blocks),
         pbc=_common_pbc(blocks),
     )

@@ -22,6 +22,7 @@ _BUILTIN = {
     "allegro": "nvdd.models.allegro:FAMILY",
     "chgnet": "nvdd.models.chgnet:FAMILY",
     "dftd3": "nvdd.models.dftd3:FAMILY",
+    "escn": "nvdd.models.uma:ESCN",
     "ewald": "nvdd.models.ewald:FAMILY",
     "lj": "nvdd.models.lj:FAMILY",
     "mace": "nvdd.models.mace:FAMILY",
@@ -30,6 +31,7 @@ _BUILTIN = {
     "pme": "nvdd.models.pme:FAMILY",
     "sevenn": "nvdd.models.sevenn:FAMILY",
     "torchani": "nvdd.models.torchani:FAMILY",
+    "uma": "nvdd.models.uma:FAMILY",
 }
 
 

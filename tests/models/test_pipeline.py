@@ -100,6 +100,10 @@ def test_inputs_that_no_wire_gives_are_those_of_the_atoms():
     assert PipelineModelWrapper([Charges(), Coulomb()], WIRED).model_config.node_inputs == frozenset()
     own = PipelineModelWrapper([composed.ChargesWithEnergy(), Coulomb()], {"charges": None})
     assert own.model_config.node_inputs == {"charges"} and own.wires == ()
+    optional = Coulomb()
+    optional.model_config.optional_inputs = frozenset({"charges"})
+    assert PipelineModelWrapper([optional, lj(3.0)]).model_config.optional_inputs == {"charges"}
+    assert PipelineModelWrapper([optional, Coulomb()]).model_config.optional_inputs == frozenset()
 
 
 def test_wires_to_all_and_to_one():

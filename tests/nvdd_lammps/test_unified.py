@@ -140,6 +140,10 @@ def test_refused_when_loaded():
     model.model_config = replace(model.model_config, system_inputs=frozenset({"spin"}))
     with pytest.raises(InputError, match="reads spin, which LAMMPS does not have"):
         NVDDUnified(model, {"elements": ["Ar"]})
+    model.model_config = replace(model.model_config, optional_inputs=frozenset({"spin"}))
+    assert NVDDUnified(model, {"elements": ["Ar"]}).element_types == ["Ar"]
+    with pytest.raises(ValueError, match=r"optional_inputs \['q'\] are not among node_inputs and system_inputs"):
+        replace(model.model_config, optional_inputs=frozenset({"q"}))
     config = parity.wrapper("lj").model_config
     model.model_config = replace(config, neighbor_config=replace(config.neighbor_config, bonds=True))
     with pytest.raises(InputError, match=r"reverse edges or bonds of all its edges, up to its cutoff of 8.5 A"):
