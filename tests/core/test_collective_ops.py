@@ -61,7 +61,7 @@ def test_one_rank_has_no_messages():
 
 def test_what_is_no_operator_is_refused():
     ranks = TracedRanks(Communicator(None))
-    with pytest.raises(DistributedOpError, match="Communicator.all_gather_object; leave compile out"):
+    with pytest.raises(DistributedOpError, match=r"Communicator\.all_gather_object; leave compile out"):
         ranks.all_gather_object(1)
 
 

@@ -146,7 +146,7 @@ class TestPadderAt:
         assert padder_at("nvdd:COOPadder", 4.0).cutoff == 4.0
 
     def test_of_matrices(self):
-        with pytest.raises(InputError, match="no subclass of nvdd.COOPadder"):
+        with pytest.raises(InputError, match=r"no subclass of nvdd\.COOPadder"):
             padder_at("nvdd:DensePadder", 4.0)
 
     def test_the_fill_is_inside_the_cutoff_and_at_no_special_direction(self):

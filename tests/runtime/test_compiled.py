@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from nvdd import (
     NVE,
     Batch,
     CompilePolicy,
-    COOPadder,
     DistributedModel,
     DistributedOpError,
     DistributionSpec,
@@ -140,19 +138,19 @@ def models_on_rank(comm, names: tuple[str, ...], halo_correction: bool) -> dict[
     return out
 
 
-STRUCTURE = {"lj": "argon", "mace": "quartz", "7net-0": "quartz"}
-MESSAGES = {"lj": 1, "mace": 4, "7net-0": 10}
+STRUCTURE = {"lj": "argon", "mace": "quartz", "7net-0/float64": "quartz"}
+MESSAGES = {"lj": 1, "mace": 4, "7net-0/float64": 10}
 
 
 @pytest.mark.parametrize("world_size,halo_correction", ((1, False), (2, False), (3, False), (2, True)))
 def test_models_equal_their_own_calculators(ranks, world_size, halo_correction):
-    names = ("lj", "mace") if world_size == 3 or halo_correction else ("lj", "mace", "7net-0")
+    names = ("lj", "mace") if world_size == 3 or halo_correction else ("lj", "mace", "7net-0/float64")
     parts = ranks.run(world_size, models_on_rank, names, halo_correction)
     for name in names:
         atoms = parity.structure(STRUCTURE[name]).copy()
         atoms.positions = steps(atoms, 3, 0.05)[-1].positions.numpy()
         mine = [part[name] for part in parts]
-        parity.assert_parity(parity.assemble(mine, len(atoms)), parity.exact(name, atoms), tight=name != "7net-0")
+        parity.assert_parity(parity.assemble(mine, len(atoms)), parity.exact(name, atoms), tight=True)
         assert {part["traces"] for part in mine} == {1}
         if not halo_correction:
             assert {part["exchanges"] for part in mine} == {MESSAGES[name] if world_size > 1 else 0}
@@ -286,17 +284,12 @@ class TestRefusals:
 
 def test_a_policy_chooses_padder_and_force_strategy():
     model = toys.toy("positions")
-    policy = CompilePolicy(graph_padder="test_compiled:Wide", force_strategy=ForceStrategy.POSITIONS)
+    policy = CompilePolicy(graph_padder="toys:WidePadder", force_strategy=ForceStrategy.POSITIONS)
     spec = model.distribution_spec().with_compile_policy(policy)
     fast = DistributedModel(model, DomainConfig(compile="eager"), spec=spec)
     block = fast._compiled[0]
-    assert isinstance(block.padder, Wide) and block.block.spec.force_strategy is ForceStrategy.POSITIONS
+    assert isinstance(block.padder, toys.WidePadder) and block.block.spec.force_strategy is ForceStrategy.POSITIONS
     batch = toys.batch_of("slab")
     found, expected = fast(batch), DistributedModel(model, DomainConfig())(batch)
     assert block.padder.cap % 512 == 0
     assert (found["forces"] - expected["forces"]).abs().max() <= 1e-12
-
-
-@dataclass
-class Wide(COOPadder):
-    multiple: int = 512

@@ -7,7 +7,7 @@ structures, the evaluation in one process, and the one over ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from nvdd import (
     BaseModelMixin,
     Batch,
+    COOPadder,
     DistributedModel,
     DistributedOpError,
     DistributionSpec,
@@ -526,6 +527,13 @@ ONLY_WITH_NEIGHBOURS = {"unguarded": Unguarded}
 def toy(name: str) -> Toy:
     """Built once per process."""
     return {**TOYS, **ONLY_WITH_NEIGHBOURS}[name]()
+
+
+@dataclass
+class WidePadder(COOPadder):
+    """Edges in larger steps."""
+
+    multiple: int = 512
 
 
 # --- structures -------------------------------------------------------------------------------------------------
