@@ -25,6 +25,7 @@ _BUILTIN = {
     "lj": "nvdd.models.lj:FAMILY",
     "mace": "nvdd.models.mace:FAMILY",
     "nequip": "nvdd.models.nequip:FAMILY",
+    "orb": "nvdd.models.orb:FAMILY",
     "pme": "nvdd.models.pme:FAMILY",
     "sevenn": "nvdd.models.sevenn:FAMILY",
 }
