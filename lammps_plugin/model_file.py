@@ -41,7 +41,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # distributions whose version may change what a model computes, by family
 _PACKAGES = {
     "mace": ("mace-torch", "e3nn"), "sevenn": ("sevenn", "e3nn"), "nequip": ("nequip", "e3nn"),
-    "allegro": ("nequip-allegro", "nequip", "e3nn"),
+    "allegro": ("nequip-allegro", "nequip", "e3nn"), "torchani": ("torchani",),
 }  # fmt: skip
 # constants that e3nn's code generation has as buffers in modules that were unpickled, and as literals in new ones
 _TRACED = re.compile(r"\._tensor_constant\d+$")

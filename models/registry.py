@@ -28,6 +28,7 @@ _BUILTIN = {
     "orb": "nvdd.models.orb:FAMILY",
     "pme": "nvdd.models.pme:FAMILY",
     "sevenn": "nvdd.models.sevenn:FAMILY",
+    "torchani": "nvdd.models.torchani:FAMILY",
 }
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.data import atomic_numbers
 
@@ -68,6 +69,7 @@ class Case:
         strain: step of the differences.
         atomic: whether the calculator gives energies of atoms.
         action: what the deck runs.
+        dtype: to which the file's model is converted; None where that is the type of the file.
         pickled: whether LAMMPS's file holds the module itself, since no configuration makes it.
     """
 
@@ -86,6 +88,12 @@ class Case:
     atomic: bool = True
     action: str = "fix 1 all nve\nrun 6"
     pickled: bool = False
+    dtype: torch.dtype | None = None
+
+    @property
+    def dtype_name(self) -> str | None:
+        """As users write it."""
+        return None if self.dtype is None else str(self.dtype).removeprefix("torch.")
 
 
 def require(family: str, *packages: str) -> None:
@@ -112,7 +120,7 @@ def calculator(name: str) -> Any:
 
 @cache
 def reference(name: str, of: str) -> Results:
-    """By the family's own calculator, of a named structure; in float32 with its noise."""
+    """By the family's own calculator, of a named structure; in float32 with its noise under renumbering and translation."""
     return computed(name, structure(of))
 
 
@@ -127,8 +135,10 @@ def computed(name: str, atoms: Atoms) -> Results:
     noise = 0.0
     if not case(name).tight:
         for seed in range(2):
-            order = np.random.default_rng(seed).permutation(len(atoms))
+            random = np.random.default_rng(seed)
+            order = random.permutation(len(atoms))
             again = atoms[order]
+            again.positions += random.uniform(-3, 3, 3)  # some packages round positions to float32, not distances
             again.calc = calc
             noise = max(noise, float(np.abs(again.get_forces() - forces[order]).max()))
     return Results(energy, energies, forces, found, None, noise)
@@ -218,7 +228,7 @@ def ase_test(name: str, ranks: int = 2) -> Callable:
     def test(tmp_path):
         model, options = case(name).write(tmp_path)
         atoms, expected = structure(case(name).structure).copy(), reference(name, case(name).structure)
-        with NVDDCalculator(model, model_options=options, ranks=ranks) as calc:
+        with NVDDCalculator(model, model_options=options, dtype=case(name).dtype_name, ranks=ranks) as calc:
             atoms.calc = calc
             assert_ase(name, atoms, expected)
         if registry.families()[model.partition(":")[0]].from_calculator is not None:
@@ -260,7 +270,7 @@ def exported(name: str, factory: pytest.TempPathFactory) -> Path:
     if name not in _EXPORTED:
         folder = factory.mktemp(name)
         model, options = case(name).write(folder)
-        export_model(model, folder / f"{MODEL}.nvdd", options=options, allow_pickle=case(name).pickled)
+        export_model(model, folder / f"{MODEL}.nvdd", options=options, dtype=case(name).dtype, allow_pickle=case(name).pickled)
         of = case(name).structure
         lammps_parity.write_data(of, folder / f"{of.replace(' ', '_')}.data", case(name).elements)
         _EXPORTED[name] = folder

@@ -1,6 +1,6 @@
 """Structures by name, so that a test sends a name to the ranks: every kind that the envelope promises.
 
-Lennard-Jones gets argon and neon, the networks silicon and oxygen.
+Lennard-Jones gets argon and neon, networks silicon and oxygen, those for molecules what is in `organic`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from ase import Atoms
 from ase.build import bulk, fcc111, molecule
 
 from builders import quartz
+from organic import ORGANIC
 
 
 def argon(repeat=(2, 2, 2), stdev=0.15) -> Atoms:
@@ -155,6 +156,7 @@ STRUCTURES = {
     "silica pair": silica_pair,
     "silica atom": lambda: silica_pair()[:1],
     "silica bar": lambda: silica((1, 1, 4)),
+    **ORGANIC,
 }
 
 

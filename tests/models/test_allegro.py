@@ -1,0 +1,35 @@
+"""Allegro over ranks, in ASE and in LAMMPS, against NequIPCalculator: strictly local, so that only forces cross."""
+
+from __future__ import annotations
+
+import pytest
+
+import families
+import parity
+
+families.require("allegro", "nequip", "allegro")
+
+test_parity = families.parity_test("allegro")
+test_parity_spline = families.parity_test("allegro-spline", ranks=(3,))
+test_envelope = families.envelope_test("allegro")
+test_stress = families.stress_test("allegro")
+test_ase = families.ase_test("allegro")
+test_lammps = families.lammps_test("allegro")
+
+
+@pytest.mark.parametrize("strategy", families.STRATEGIES)
+def test_only_forces_cross_ranks(ranks, strategy):
+    """No feature is exchanged: one exchange a step, which sums the forces of halo atoms, 24 bytes for each."""
+    parts = families.check(ranks, 2, "allegro", "quartz", strategy)
+    families.only_forces_cross(parts)
+
+
+def test_no_other_family_passes_for_it(tmp_path):
+    from family_nequip import CONFIGS, write_checkpoint
+    from nvdd.errors import InputError
+    from nvdd.models import load
+
+    path = write_checkpoint(CONFIGS["nequip-zbl"], tmp_path / "nequip.ckpt")
+    with pytest.raises(InputError, match=r"no Allegro model: .* take nequip:.*nequip\.ckpt"):
+        load(f"allegro:{path}")
+    assert not parity.wrapper("family:nequip-zbl").strictly_local
