@@ -39,6 +39,8 @@ class OrbWrapper(torch.nn.Module, BaseModelMixin):
     Args:
         model: a ``ConservativeForcefieldRegressor`` or ``DirectForcefieldRegressor``, not compiled.
         max_num_neighbors: None for that of the model's ``system_config``.
+        charge, spin: of a model for charged molecules: total charge of each system in e, and its spin multiplicity; None:
+            ``atoms.info["charge"]`` and ``["spin"]``.
 
     Attributes:
         model: the module.
@@ -50,17 +52,24 @@ class OrbWrapper(torch.nn.Module, BaseModelMixin):
         MissingDependencyError: orb-models is missing.
     """
 
-    def __init__(self, model: torch.nn.Module, max_num_neighbors: int | None = None) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        max_num_neighbors: int | None = None,
+        charge: float | None = None,
+        spin: float | None = None,
+    ) -> None:
         super().__init__()
         self.conservative = _check(model)
         self.model = model
+        self.fixed = _fixed(model, charge=charge, spin=spin)
         self.max_num_neighbors = int(max_num_neighbors or model.system_config.max_num_neighbors)
         self.architecture: dict[str, Any] | None = None
         outputs = {"energy", "forces", *model.heads} | ({"stress", "stresses"} if self.conservative else set())
         self.model_config = ModelConfig(
             outputs=frozenset(outputs),
             neighbor_config=NeighborConfig(cutoff=float(model.system_config.radius)),
-            system_inputs=frozenset() if model.model.conditioner is None else frozenset({"charge", "spin"}),
+            system_inputs=frozenset(name for name, value in self.fixed.items() if value is None),
             elements=frozenset(range(1, 118)),
         )
 
@@ -90,8 +99,7 @@ class OrbWrapper(torch.nn.Module, BaseModelMixin):
         centres, neighbours = edge_index[0], edge_index[1]
         one_hot = torch.nn.functional.one_hot(data.atomic_numbers, num_classes=118).to(self.dtype)
         systems = {"cell": data.cell} if not self.conservative else {}
-        if self.model.model.conditioner is not None:
-            systems |= {"total_charge": data.charge.reshape(-1), "total_spin": data.spin.reshape(-1)}
+        systems |= {f"total_{name}": self._of_systems(data, name) for name in self.fixed}
         numbers = {"atomic_numbers": data.atomic_numbers, "atomic_numbers_embedding": one_hot}
         fields = {
             "senders": centres,
@@ -105,6 +113,17 @@ class OrbWrapper(torch.nn.Module, BaseModelMixin):
             "max_num_neighbors": torch.tensor([self.max_num_neighbors]),
         }
         return AtomGraphs(**{**dict.fromkeys(AtomGraphs._fields[:-1]), **fields, **kwargs})
+
+    def _of_systems(self, data: Batch, name: str) -> Tensor:
+        """(n_systems,) charges or spins."""
+        if self.fixed[name] is not None:
+            return torch.full((data.n_systems,), self.fixed[name], dtype=self.dtype, device=data.device)
+        if name not in data.system_fields:
+            raise InputError(
+                f"this Orb model is for molecules of given charge and spin: set atoms.info[{name!r}] (a number), or the option "
+                f"{name}="
+            )
+        return data.system_fields[name].reshape(-1).to(self.dtype)
 
     def _nearest(self, data: Batch) -> tuple[Tensor, Tensor]:
         """The edge index (2, E') and vectors (E', 3) of the nearest neighbours of each atom.
@@ -146,6 +165,19 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def _fixed(model: Any, **given: Any) -> dict[str, float | None]:
+    """Charge and spin as given, of a model that reads them; else nothing."""
+    if model.model.conditioner is not None:
+        try:
+            return {name: None if value is None else float(value) for name, value in given.items()}
+        except (TypeError, ValueError) as error:
+            raise InputError(f"orb: charge and spin must be numbers: {error}") from None
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"{name}={value!r} was given, but this Orb model does not read charge and spin")
+    return {}
+
+
 def _check(model: Any) -> bool:
     """Whether the model is conservative; raises InputError for one that can't be used."""
     import_orb()
@@ -177,8 +209,8 @@ def _check(model: Any) -> bool:
 
 
 def _build(checkpoint: str | None, *, dtype: torch.dtype | None = None, **options: Any) -> OrbWrapper:
-    model, architecture = load_file(checkpoint, options.get("architecture"), options.get("max_num_neighbors"))
-    wrapper = OrbWrapper(model)
+    model, architecture = load_file(checkpoint, options.pop("architecture", None), options.pop("max_num_neighbors", None))
+    wrapper = OrbWrapper(model, **options)
     wrapper.architecture = architecture
     return wrapper.to(dtype).eval().requires_grad_(False)
 
@@ -204,12 +236,12 @@ def _configuration(wrapper: OrbWrapper) -> dict[str, Any]:
             "this Orb model was not read from a file, so its architecture is unknown; export it with allow_pickle "
             "(--allow-pickle), which puts the module itself into the file"
         )
-    return wrapper.architecture
+    return {"architecture": wrapper.architecture, "fixed": wrapper.fixed}
 
 
 def _rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> OrbWrapper:
-    wrapper = OrbWrapper(build_model(configuration)).to(dtype)
-    wrapper.architecture = configuration
+    wrapper = OrbWrapper(build_model(configuration["architecture"]), **configuration["fixed"]).to(dtype)
+    wrapper.architecture = configuration["architecture"]
     return wrapper
 
 
@@ -221,6 +253,8 @@ FAMILY = ModelFamily(
     options={
         "architecture": "of a file: a name of a pretrained model, or {kind: v3_conservative, latent_dim: 256, ...}",
         "max_num_neighbors": "nearest neighbours of each atom; None for the model's own number",
+        "charge": "total charge, e, of a model for molecules (omol); None: atoms.info['charge']",
+        "spin": "spin multiplicity, of the same; None: atoms.info['spin']",
     },
     package="orb_models",
     install=INSTALL,

@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from ase import Atoms
 
 from families import SILICA, Case
 from nvdd.models.building import building
@@ -34,10 +36,8 @@ def dtype_of(name: str) -> torch.dtype:
 @cache
 def model_of(name: str) -> torch.nn.Module:
     """A module as orb-models builds it, not to be changed."""
-    torch.manual_seed(3)
-    state = torch.random.get_rng_state()
     with torch.random.fork_rng(devices=[]):
-        torch.random.set_rng_state(state)
+        torch.manual_seed(3)
         model = build_model(CONFIGS[name])
     return model.to(dtype_of(name)).eval()
 
@@ -51,30 +51,52 @@ def calculator_of(name: str) -> Any:
     from orb_models.forcefield.calculator import ORBCalculator
 
     class InType(ORBCalculator):
-        """In a process whose default type is the model's, as orb-models sets it."""
+        """In a process whose default type is the model's, as orb-models sets it.
 
-        def calculate(self, *args: Any, **kwargs: Any) -> None:
+        Orb takes periodicity along all axes or none: along open ones the cell gets room instead.
+        """
+
+        def get_property(self, prop: str, atoms: Any = None, allow_calculation: bool = True) -> Any:
             with building(dtype_of(name)):
-                super().calculate(*args, **kwargs)
+                return super().get_property(prop, with_room(atoms), allow_calculation)
 
     return InType(model_of(name), device="cpu")
+
+
+def with_room(atoms: Atoms) -> Atoms:
+    """Atoms with partial periodicity in a cell that is periodic, with 30 A between images along open axes; others as they are."""
+    if atoms.pbc.all() or not atoms.pbc.any():
+        return atoms
+    atoms = atoms.copy()
+    cell = atoms.cell.complete().array
+    for axis in np.flatnonzero(~atoms.pbc):
+        cell[axis] = np.cross(cell[(axis + 1) % 3], cell[(axis + 2) % 3])
+        cell[axis] *= (30 + np.ptp(atoms.positions @ cell[axis]) / np.linalg.norm(cell[axis])) / np.linalg.norm(cell[axis])
+    atoms.set_cell(cell)
+    atoms.pbc = True
+    return atoms
 
 
 def make_case(name: str, exchanges: int, **more: Any) -> Case:
     def write(folder: Path) -> tuple[str, dict[str, Any]]:
         torch.save(model_of(name).state_dict(), folder / "weights.ckpt")
-        options = {"architecture": CONFIGS[name], "dtype": str(dtype_of(name)).removeprefix("torch.")}
-        return f"orb:{folder / 'weights.ckpt'}", options
+        return f"orb:{folder / 'weights.ckpt'}", {"architecture": CONFIGS[name]}
 
     both = {"halo": exchanges, "graph": exchanges}
-    return Case(lambda: wrapper(name), lambda: calculator_of(name), write, both, 2, atomic=False, **more)
+    return Case(
+        lambda: wrapper(name), lambda: calculator_of(name), write, both, 2, atomic=False, dtype=dtype_of(name), **more
+    )
 
 
+# Orb removes the torque of forces from a head by a system of equations that is singular for atoms on a line
+OFF_LINE = tuple(name for name in SILICA if name not in ("silica pair", "silica atom"))
+# of each layer features of neighbours and sums of messages, and their gradients; elements for the repulsion; forces or, with
+# heads for them, positions and the repulsion's forces
 CASES = {
     "orb": make_case("orb", 9),
     "orb-inf": make_case("orb-inf", 9),
-    "orb-charged": make_case("orb-charged", 9),
-    "orb-direct": make_case("orb-direct", 9),
-    "orb-v2": make_case("orb-v2", 9),
+    "orb-charged": make_case("orb-charged", 9, structure="quartz charged"),
+    "orb-direct": make_case("orb-direct", 7, envelope=OFF_LINE),
+    "orb-v2": make_case("orb-v2", 5),
     "orb-float32": make_case("orb-float32", 9, tight=False),
 }
