@@ -65,21 +65,22 @@ class NequIPWrapper(torch.nn.Module, BaseModelMixin):
 
     @classmethod
     def from_file(
-        cls, path: Any, species: dict[str, str] | str | None = None, model: str | None = None, dtype: torch.dtype | None = None
-    ) -> NequIPWrapper:
+        cls, path: Any, species: dict[str, str] | str | None = None, model_name: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> NequIPWrapper:  # fmt: skip
         """Loads a package (``.nequip.zip``, of `nequip-package` or nequip.net) or a checkpoint (``.ckpt``) of the training.
 
         Args:
             path: the file. Like nequip itself, this executes code of the file: load only files that you trust.
             species: see the class; as a text ``"Si:silicon,O:oxygen"``.
-            model: name of the model in a file with several; None for the only one.
+            model_name: of the model, in a file with several; None for the only one.
             dtype: torch.float32 or torch.float64; None for the model's own.
 
         Raises:
-            InputError: no such file, a compiled model, another kind of file, an unknown ``model``; and what the class
+            InputError: no such file, a compiled model, another kind of file, an unknown ``model_name``; and what the class
                 raises.
         """
-        file = load_file(path, model)
+        file = load_file(path, model_name)
         wrapper = cls(file.module, species=_species(species))
         wrapper.checkpoint_config, wrapper.package = file.config, file.package
         return wrapper.to(dtype).eval().requires_grad_(False)
@@ -146,12 +147,12 @@ class NequIPWrapper(torch.nn.Module, BaseModelMixin):
 
 
 def _from_package(
-    cls: type[NequIPWrapper], content: bytes, model: str, species: dict[str, str], dtype: torch.dtype, weights: dict[str, Tensor]
+    cls: type[NequIPWrapper], content: bytes, model_name: str, species: dict[str, str], dtype: torch.dtype, weights: dict[str, Tensor]
 ) -> NequIPWrapper:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.nequip.zip")
         path.write_bytes(content)
-        wrapper = cls.from_file(path, species=species, model=model, dtype=dtype)
+        wrapper = cls.from_file(path, species=species, model_name=model_name, dtype=dtype)
     wrapper.load_state_dict(weights)
     return wrapper
 
@@ -170,7 +171,7 @@ def _species(given: Any) -> dict[str, str] | None:
 
 OPTIONS = {
     "species": "chemical symbol -> the model's atom type, where types are no symbols: Si:silicon,O:oxygen",
-    "model": "name of the model, in a file with several",
+    "model_name": "of the model, in a file with several",
 }
 
 

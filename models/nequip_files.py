@@ -77,7 +77,7 @@ class ModelFile:
     package: tuple[bytes, str] | None = None
 
 
-def load_file(path: str | os.PathLike, model: str | None = None) -> ModelFile:
+def load_file(path: str | os.PathLike, model_name: str | None = None) -> ModelFile:
     """The module of a package or a checkpoint.
 
     Raises:
@@ -114,11 +114,11 @@ def load_file(path: str | os.PathLike, model: str | None = None) -> ModelFile:
             "nequip, or does it need a package that is not installed?"
         ) from error
     names = list(models)
-    if model is None and len(names) > 1:
-        raise InputError(f"{text} has several models; choose model= from {names}")
-    if model is not None and model not in names:
-        raise InputError(f"{text} has no model {model!r}; it has {names}")
-    name = model or names[0]
+    if model_name is None and len(names) > 1:
+        raise InputError(f"{text} has several models; choose model_name= from {names}")
+    if model_name is not None and model_name not in names:
+        raise InputError(f"{text} has no model {model_name!r}; it has {names}")
+    name = model_name or names[0]
     if text.endswith(_PACKAGE):
         return ModelFile(models[name], package=(file.read_bytes(), name))
     return ModelFile(models[name], config=config if len(names) == 1 else None)
@@ -149,8 +149,7 @@ _BUILDERS = {
     *("allegro.model.AllegroModel", "allegro.model.FullAllegroModel"),
 }
 _INNER = {
-    *("nequip.nn.pair_potential.ZBL", "nequip.nn.pair_potential.LennardJones"),
-    *("allegro.nn.TwoBodyBesselScalarEmbed", "allegro.nn.TwoBodySplineScalarEmbed"),
+    *("nequip.nn.pair_potential.ZBL", "allegro.nn.TwoBodyBesselScalarEmbed", "allegro.nn.TwoBodySplineScalarEmbed"),
 }
 
 

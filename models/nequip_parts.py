@@ -18,7 +18,8 @@ _KNOWN = {
     *("AddRadialCutoffToData", "ProductTypeEmbedding", "TwoBodySplineScalarEmbed", "EdgewiseReduce"),
     *("TwoBodySphericalHarmonicTensorEmbed", "Allegro_Module"),
 }
-PAIR_POTENTIALS = {"ZBL", "LennardJones"}
+# nequip 0.19's LennardJones sums matrices of edges by edges (shapes don't fit), so it is not among them
+PAIR_POTENTIALS = {"ZBL"}
 _FUSED = {
     *("OpenEquivarianceTensorProductScatter", "CuEquivarianceTensorProductScatter", "TritonContracter"),
     *("CuEquivarianceContracter",),
@@ -134,14 +135,14 @@ def _check(modules: list[torch.nn.Module]) -> None:
         if kind not in _KNOWN | PAIR_POTENTIALS:
             raise InputError(
                 f"this nequip model has a {kind}, of which nvdd does not know whether it can be divided over ranks; models of "
-                "nequip's NequIPGNNModel and allegro's AllegroModel can, with ZBL or LennardJones as pair potential"
+                "nequip's NequIPGNNModel and allegro's AllegroModel can, with ZBL as pair potential"
             )
         if kind == "SequentialGraphNetwork":
             _check(list(module.children()))
 
 
 def pair_energies(module: torch.nn.Module, values: dict[str, Any]) -> Tensor:
-    """Energies (n_edges, 1) of a pair potential of nequip.
+    """Energies (n_edges, 1) of a pair potential of nequip: half of each pair's to each direction, eV.
 
     It reads both ends of an edge by one index, and sums into atoms. Here each end of an edge is an atom of its own, so that
     what it reads is this rank's and each sum has one edge.

@@ -11,7 +11,7 @@ output=${1:?usage: run_all.sh OUTPUT [N]}
 ranks=${2:-2}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 mkdir -p "$output"
-cp "$here"/in.* "$here/silica.lmp" "$here/driver.py" "$output"
+cp "$here"/in.* "$here/silica.lmp" "$here"/water.* "$here/driver.py" "$output"
 cd "$output"
 
 nvdd export sevenn:7net-0 -o 7net-0.nvdd --elements Si,O

@@ -15,13 +15,7 @@ test_envelope = families.envelope_test("allegro")
 test_stress = families.stress_test("allegro")
 test_ase = families.ase_test("allegro")
 test_lammps = families.lammps_test("allegro")
-
-
-@pytest.mark.parametrize("strategy", families.STRATEGIES)
-def test_only_forces_cross_ranks(ranks, strategy):
-    """No feature is exchanged: one exchange a step, which sums the forces of halo atoms, 24 bytes for each."""
-    parts = families.check(ranks, 2, "allegro", "quartz", strategy)
-    families.only_forces_cross(parts)
+test_only_forces_cross_ranks = families.only_forces_test("allegro", "quartz bar")
 
 
 def test_no_other_family_passes_for_it(tmp_path):

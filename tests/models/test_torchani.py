@@ -25,12 +25,7 @@ test_envelope = families.envelope_test("torchani")
 test_stress = families.stress_test("torchani")
 test_ase = families.ase_test("torchani")
 test_lammps = families.lammps_test("torchani")
-
-
-@pytest.mark.parametrize("strategy", families.STRATEGIES)
-def test_only_forces_cross_ranks(ranks, strategy):
-    """No feature is exchanged: one exchange a step, which sums the forces of halo atoms, 24 bytes for each."""
-    families.only_forces_cross(families.check(ranks, 2, "torchani", "organic large", strategy))
+test_only_forces_cross_ranks = families.only_forces_test("torchani", "organic bar")
 
 
 def test_published_number():

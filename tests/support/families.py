@@ -31,7 +31,7 @@ from ase.data import atomic_numbers
 
 import lammps_parity
 import parity
-from nvdd import Batch, DistributedModel, DomainConfig
+from nvdd import Batch, DistributedModel, DomainConfig, dispatch_trace
 from nvdd.communicator import Communicator
 from nvdd.models import registry
 from nvdd_ase import NVDDCalculator
@@ -296,7 +296,23 @@ def lammps_atoms(found: Mapping[str, Any], elements: str) -> Atoms:
     return Atoms(numbers, found["x"], cell=found["cell"], pbc=found["pbc"])
 
 
-def only_forces_cross(parts: list[dict[str, Any]]) -> None:
-    """Of a strictly local model: what crosses ranks in a step are the forces of halo atoms, 24 bytes each, and nothing else."""
-    assert {part["exchanges"] for part in parts} == {1}, parts[0]["sites"]
-    assert all(part["bytes"] % 24 == 0 for part in parts)
+def traffic_on_rank(comm: Communicator, name: str, of: str, strategy: str) -> dict[str, Any]:
+    """Runs on each rank: what it sends in a step for energy and forces that builds no plan."""
+    model = DistributedModel(parity.wrapper(f"family:{name}"), DomainConfig(mesh=comm, strategy=strategy))
+    batch = Batch.from_atoms(structure(of))
+    model(batch)
+    with dispatch_trace() as trace:
+        out = model(batch)
+    return {"exchanges": trace.n_exchanges, "bytes": trace.bytes_sent, "halo": out.n_halo}
+
+
+def only_forces_test(name: str, of: str) -> Callable:
+    """Of a strictly local model: what crosses ranks in a step is the force on each halo row, 24 bytes, and nothing else."""
+
+    @pytest.mark.parametrize("strategy", case(name).strategies)
+    def test(ranks, strategy):
+        for part in ranks.run(2, traffic_on_rank, name, of, strategy):
+            assert part["exchanges"] == 1 and part["halo"] > 0
+            assert part["bytes"] == 24 * part["halo"]
+
+    return test

@@ -13,10 +13,10 @@ from nvdd.models.building import building
 from nvdd.models.nequip import NequIPWrapper
 from nvdd.models.nequip_files import build_model
 
-TYPES = ["O", "Si"]
+TYPES = ["H", "O", "Si"]
 COMMON = {
     "seed": 4, "model_dtype": "float64", "r_max": 4.5, "type_names": TYPES, "avg_num_neighbors": 20.0,
-    "per_type_energy_scales": 0.7, "per_type_energy_shifts": {"O": -2.0, "Si": -1.0},
+    "per_type_energy_scales": 0.7, "per_type_energy_shifts": {"H": -0.5, "O": -2.0, "Si": -1.0},
 }  # fmt: skip
 NEQUIP = {"_target_": "nequip.model.NequIPGNNModel", "l_max": 1, "num_features": 8, "radial_mlp_width": 16, **COMMON}
 ZBL = {"_target_": "nequip.nn.pair_potential.ZBL", "chemical_species": TYPES, "units": "metal"}
@@ -25,7 +25,7 @@ CONFIGS = {
     "nequip": {**NEQUIP, "num_layers": 3},
     "nequip-zbl": {
         **NEQUIP, "num_layers": 2, "l_max": 2, "parity": False, "pair_potential": ZBL, "per_edge_type_cutoff": CUTOFFS,
-        "avg_num_neighbors": {"O": 18.0, "Si": 25.0},
+        "avg_num_neighbors": {"H": 15.0, "O": 18.0, "Si": 25.0},
     },
     "nequip-float32": {**NEQUIP, "num_layers": 2, "model_dtype": "float32"},
 }  # fmt: skip
@@ -90,3 +90,20 @@ CASES = {
     "nequip-zbl": make_case("nequip-zbl", {"halo": 4, "graph": 4}, 2),
     "nequip-float32": make_case("nequip-float32", {"halo": 4, "graph": 4}, 2, tight=False),
 }
+
+
+def write_package(config: dict[str, Any], path: Path) -> Path:
+    """What `nequip-package` writes of a checkpoint, without the example data for compilation."""
+    import yaml
+    from nequip.scripts import package as theirs
+    from nequip.train.lightning import _SOLE_MODEL_KEY
+
+    models = torch.nn.ModuleDict({_SOLE_MODEL_KEY: build_model(config).eval()})
+    metadata = {"package_version_id": 2, "available_models": ["eager"], "atom_types": dict(enumerate(TYPES)), "versions": {}}
+    with torch.package.PackageExporter(str(path)) as exporter:
+        exporter.mock([f"{name}.**" for name in theirs._MOCK_MODULES])
+        exporter.extern([f"{name}.**" for name in theirs._EXTERNAL_MODULES])
+        exporter.intern([f"{name}.**" for name in theirs._INTERNAL_MODULES])
+        exporter.save_text("model", "package_metadata.txt", yaml.dump(metadata))
+        exporter.save_pickle("model", "eager_model.pkl", models, dependencies=True)
+    return path

@@ -25,6 +25,18 @@ def crystal(repeat: tuple[int, int, int] = (1, 1, 1), stdev: float = 0.06) -> At
     return atoms
 
 
+def water(repeat: tuple[int, int, int] = (2, 2, 2), stdev: float = 0.02) -> Atoms:
+    """Molecules of water on a cubic lattice, each turned another way."""
+    atoms, random = Atoms(cell=np.array(repeat) * 3.1, pbc=True), np.random.default_rng(6)
+    for place in np.ndindex(*repeat):
+        one = molecule("H2O")
+        one.rotate(random.uniform(0, 360), random.normal(size=3))
+        one.positions += 3.1 * np.array(place) + 1.0
+        atoms += one
+    atoms.rattle(stdev, seed=9)
+    return atoms
+
+
 def tiny() -> Atoms:
     """Methane in a cell smaller than the radial cutoff."""
     atoms = molecule("CH4")
@@ -73,7 +85,9 @@ def gas() -> Atoms:
 
 ORGANIC: dict[str, Callable[[], Atoms]] = {
     "organic": crystal,
+    "water": water,
     "organic large": lambda: crystal((2, 2, 2)),
+    "organic bar": lambda: crystal((1, 1, 10)),
     "organic slab": slab,
     "organic wire": wire,
     "organic tiny": tiny,

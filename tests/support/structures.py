@@ -152,6 +152,7 @@ STRUCTURES = {
     "bar": lambda: argon((1, 1, 8)),
     "quartz": lambda: quartz((2, 2, 1)),
     "quartz slab": lambda: _open(quartz((2, 2, 1)), 2),
+    "quartz bar": lambda: quartz((2, 2, 6)),
     "quartz unit": lambda: quartz((1, 1, 1)),
     "quartz charged": quartz_charged,
     "silane-like": silane_like,
