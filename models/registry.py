@@ -24,6 +24,7 @@ _BUILTIN = {
     "ewald": "nvdd.models.ewald:FAMILY",
     "lj": "nvdd.models.lj:FAMILY",
     "mace": "nvdd.models.mace:FAMILY",
+    "mattersim": "nvdd.models.mattersim:FAMILY",
     "nequip": "nvdd.models.nequip:FAMILY",
     "orb": "nvdd.models.orb:FAMILY",
     "pme": "nvdd.models.pme:FAMILY",

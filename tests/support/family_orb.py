@@ -6,14 +6,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from ase import Atoms
 
 from families import SILICA, Case
 from nvdd.models.building import building
 from nvdd.models.orb import OrbWrapper
 from nvdd.models.orb_files import build_model
+from vacuum import with_room
 
 SMALL = {
     "latent_dim": 16, "base_mlp_hidden_dim": 24, "head_mlp_hidden_dim": 12, "num_message_passing_steps": 2,
@@ -61,20 +60,6 @@ def calculator_of(name: str) -> Any:
                 return super().get_property(prop, with_room(atoms), allow_calculation)
 
     return InType(model_of(name), device="cpu")
-
-
-def with_room(atoms: Atoms) -> Atoms:
-    """Atoms with partial periodicity in a cell that is periodic, with 30 A between images along open axes; others as they are."""
-    if atoms.pbc.all() or not atoms.pbc.any():
-        return atoms
-    atoms = atoms.copy()
-    cell = atoms.cell.complete().array
-    for axis in np.flatnonzero(~atoms.pbc):
-        cell[axis] = np.cross(cell[(axis + 1) % 3], cell[(axis + 2) % 3])
-        cell[axis] *= (30 + np.ptp(atoms.positions @ cell[axis]) / np.linalg.norm(cell[axis])) / np.linalg.norm(cell[axis])
-    atoms.set_cell(cell)
-    atoms.pbc = True
-    return atoms
 
 
 def make_case(name: str, exchanges: int, **more: Any) -> Case:
