@@ -27,6 +27,7 @@ _BUILTIN = {
     "mattersim": "nvdd.models.mattersim:FAMILY",
     "nequip": "nvdd.models.nequip:FAMILY",
     "orb": "nvdd.models.orb:FAMILY",
+    "pet": "nvdd.models.pet:FAMILY",
     "pme": "nvdd.models.pme:FAMILY",
     "sevenn": "nvdd.models.sevenn:FAMILY",
     "torchani": "nvdd.models.torchani:FAMILY",
