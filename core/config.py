@@ -12,6 +12,8 @@ from nvdd.errors import InputError
 from nvdd.index_partition import GRAPH_PLANS
 from nvdd.partition import BALANCES
 
+COMPILERS = ("eager", "inductor", "cudagraphs", "inductor+cudagraphs")
+
 
 class StrategyKind(str, Enum):
     """How a model is divided over ranks."""
@@ -35,7 +37,9 @@ class DomainConfig:
         balance: ``"auto"``, ``"grid"`` or ``"rcb"``, see `SpatialPartitioner`.
         strategy: `StrategyKind`, or its value, ``"halo"`` or ``"graph"``.
         graph_plan: of the strategy ``"graph"``: ``"curve"`` or ``"blocks"``, see `IndexPartitioner`.
-        compile: only False in this version.
+        compile: True to run forward and derivative as one compiled graph of fixed shapes: ``"inductor"``, and on GPUs
+            whose messages can be captured (one rank, or NCCL) as a CUDA graph. Or which of the two:
+            ``"inductor"``, ``"cudagraphs"``, ``"inductor+cudagraphs"``; ``"eager"`` runs the graph as it is.
         ghost_width: A; within which `DomainParallel` looks for the atoms of other ranks. None for cutoff + skin; more
             than that makes searches rarer, as a larger skin does.
         migration_hysteresis: A by which an atom must have left its rank's domain before `DomainParallel` moves it to
@@ -55,7 +59,7 @@ class DomainConfig:
     strategy: StrategyKind = StrategyKind.HALO
     graph_plan: str = "curve"
     device: Any = None
-    compile: bool = False
+    compile: bool | str = False
     ghost_width: float | None = None
     migration_hysteresis: float | None = None
     rebalance_every: int | None = 1000
@@ -91,8 +95,9 @@ class DomainConfig:
             )
 
     def _check_motion(self) -> None:
-        if self.compile:
-            raise InputError("DomainConfig: compile=True is not in this version; leave compile out")
+        if not isinstance(self.compile, bool) and self.compile not in COMPILERS:
+            words = ", ".join(map(repr, COMPILERS))
+            raise InputError(f"DomainConfig: compile must be True, False or one of {words}, got {self.compile!r}")
         if self.ghost_width is not None and not self.ghost_width >= (self.cutoff or 0.0) + self.skin:
             raise InputError(
                 f"DomainConfig: ghost_width {self.ghost_width!r} A is less than cutoff + skin = {(self.cutoff or 0.0) + self.skin:g} A; "

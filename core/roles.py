@@ -62,6 +62,9 @@ class ShardMeta:
         directory: where each atom is, for sharded storage.
         plans_by_id: exchanges that were made for computed ids: the ids, their version, the plan, their rows in it.
         custom_ops: operation -> `OpAdapter`s of the model, installed for this forward.
+        counts: (n_owned,) bool, the owned rows that count in sums, where these are filled up to a capacity (compiled
+            forwards); None where they are the first ``n_counted``.
+        edges_count: (E,) bool, the same for edges.
     """
 
     plan: ExchangePlan
@@ -75,19 +78,26 @@ class ShardMeta:
     directory: AtomDirectory | None = None
     plans_by_id: list[tuple[Tensor, int, ExchangePlan, Tensor]] = field(default_factory=list)
     custom_ops: dict[str, list[Any]] = field(default_factory=dict)
+    counts: Tensor | None = None
+    edges_count: Tensor | None = None
     _fetched: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
     _required: list[tuple[Tensor, Exception]] = field(default_factory=list)
 
     def require(self, condition: Tensor, error: Exception) -> None:
         """Raises ``error`` unless the 0-d ``condition`` holds; on a GPU at the end of the forward, in `settle`."""
-        if condition.device.type != "cpu":
+        if condition.device.type != "cpu" or self.counts is not None:
             self._required.append((condition, error))
         elif not condition:
             raise error
 
+    @property
+    def put_off(self) -> list[tuple[Tensor, Exception]]:
+        """What `require` has put off so far."""
+        return list(self._required)
+
     def settle(self) -> None:
-        """Checks everything that `require` put off, with one synchronisation."""
-        if self._required and not bool(torch.stack([c for c, _ in self._required]).all()):
+        """Checks everything that `require` put off, with one synchronisation; not while a forward is traced."""
+        if self.counts is None and self._required and not bool(torch.stack([c for c, _ in self._required]).all()):
             raise next(error for condition, error in self._required if not condition)
 
     def release(self) -> None:
@@ -178,5 +188,37 @@ class ShardMeta:
 
     @property
     def n_counted(self) -> int:
-        """Owned rows that count in sums over atoms: the first of them, without phantom and halo."""
+        """Owned rows that count in sums over atoms: the first of them, without phantom and halo.
+
+        Raises:
+            DistributedOpError: in a compiled forward, where that is no fixed number; see `only_counted`.
+        """
+        if self.counts is not None:
+            raise DistributedOpError(
+                "this model needs the number of atoms of this rank, which a compiled forward doesn't have (its rows are "
+                "filled up to a capacity); leave compile out for it"
+            )
         return self.plan.n_owned - self.n_phantom
+
+    def only_counted(self, values: Tensor, dim: int = 0, fill: float | bool = 0, edges: bool = False) -> Tensor:
+        """Rows of ``values`` that count: the first ``n_counted``, or all with ``fill`` where they don't count.
+
+        Args:
+            values: plain rows of atoms, or of edges.
+            dim: dimension of the rows.
+            fill: neutral in what will be done with them.
+            edges: whether they are edges, of which all count except where a capacity is filled up.
+        """
+        if self.counts is None:
+            return values if edges else values.narrow(dim, 0, self.n_counted)
+        counts = self.edges_count if edges else self.counts
+        if not edges:
+            values = values.narrow(dim, 0, self.n_owned)
+        shape = [-1 if d == dim else 1 for d in range(values.dim())]
+        return torch.where(counts.view(shape), values, torch.full((), fill, dtype=values.dtype, device=values.device))
+
+    def number_counted(self, rows: Tensor, dim: int, edges: bool = False) -> Tensor:
+        """0-d int64: how many of the rows that `only_counted` gave do count."""
+        if self.counts is None:
+            return torch.tensor(rows.shape[dim], device=rows.device)
+        return (self.edges_count if edges else self.counts).sum()

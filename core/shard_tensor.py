@@ -106,7 +106,7 @@ def promote(
         sender_at: for EDGE_INDEX: where in the pair the sender is.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        out = tensor.as_subclass(ShardTensor)
+        out = _as_shard(tensor)
     out._role, out._meta, out._row_dim = role, meta, row_dim
     out._entry, out._of, out._sender_at = entry, of, sender_at
     return out
@@ -160,8 +160,28 @@ def to_local(value: Any) -> Any:
     """
     if isinstance(value, ShardTensor):
         with torch._C.DisableTorchFunctionSubclass():
-            return value.as_subclass(Tensor)
+            return _alias(value, Tensor) if _is_traced() else value.as_subclass(Tensor)
     return value
+
+
+# How many modes of torch's see the operations of this thread. A trace knows tensors by their Python object, and
+# as_subclass makes one that it has never seen.
+_is_traced = torch._C._len_torch_dispatch_stack
+
+
+def is_traced() -> bool:
+    """Whether operations are being written down, to be run on other values later: values must not be looked at."""
+    return bool(_is_traced()) or torch.compiler.is_compiling()
+
+
+def _as_shard(tensor: Tensor) -> ShardTensor:
+    return _alias(tensor, ShardTensor) if _is_traced() else tensor.as_subclass(ShardTensor)
+
+
+def _alias(tensor: Tensor, kind: type) -> Any:
+    out = torch.ops.aten.alias(tensor)
+    out.__class__ = kind
+    return out
 
 
 def _custom_ops(spec: Any) -> dict[str, list[Any]]:

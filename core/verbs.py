@@ -187,12 +187,15 @@ def system_sum(values: Tensor, index: Tensor, n_systems: int, scope: Scope = Sco
             f"{tuple(systems.shape)}"
         )
     if not per_edge and Scope(scope) is not Scope.PADDED:
-        if min(len(rows), len(systems)) < meta.n_counted or len(rows) not in _lengths(meta):
+        least = meta.n_counted if meta.counts is None else meta.n_owned
+        if min(len(rows), len(systems)) < least or len(rows) not in _lengths(meta):
             raise DistributedOpError(
-                f"system_sum takes the {meta.n_counted} owned rows of this rank (halo rows may follow), and got values of "
+                f"system_sum takes the {least} owned rows of this rank (halo rows may follow), and got values of "
                 f"shape {tuple(rows.shape)} and an index of shape {tuple(systems.shape)}"
             )
-        rows, systems = rows[: meta.n_counted], systems[: meta.n_counted]
+        rows, systems = meta.only_counted(rows), systems[:least]
+    elif per_edge:
+        rows = meta.only_counted(rows, edges=True)
     share = _sum(rows, systems, n_systems)
     if Scope(scope) is not Scope.OWNED:
         return share
@@ -201,7 +204,7 @@ def system_sum(values: Tensor, index: Tensor, n_systems: int, scope: Scope = Sco
 
 def _lengths(meta: ShardMeta) -> set[int]:
     """Numbers of rows that per-atom tensors have: without phantom, without halo, with both."""
-    return {meta.n_counted, meta.n_owned, meta.n_padded}
+    return {meta.n_owned if meta.counts is not None else meta.n_counted, meta.n_owned, meta.n_padded}
 
 
 def _sum(rows: Tensor, systems: Tensor, n_systems: int) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import nvdd
+from nvdd.config import DomainConfig
 from nvdd.errors import InputError
 from nvdd.models import composed, registry
 from nvdd.models import configuration as configurations
@@ -32,6 +33,7 @@ def export_model(
     dtype: str | torch.dtype | None = None,
     elements: Sequence[str] | None = None,
     allow_pickle: bool = False,
+    compile: bool | str = False,
 ) -> dict[str, Any]:
     """Writes a model for LAMMPS, after proving that the file gives the same energy and forces.
 
@@ -42,6 +44,7 @@ def export_model(
         options: options of the model; of a sum a list, one mapping for each block.
         dtype: ``"float32"`` or ``"float64"``; None for the model's own.
         elements: chemical symbols that a deck may map its atom types to; None for all that the model knows.
+        compile: compile the model when LAMMPS first evaluates it, as `nvdd.DomainConfig.compile` says.
         allow_pickle: where the model can't be rebuilt from a configuration, put the pickled module into the file.
 
     Returns:
@@ -52,6 +55,7 @@ def export_model(
             that can't be rebuilt, with the reason; one that comes out different.
         MissingDependencyError: the family's package is not installed.
     """
+    DomainConfig(compile=compile)
     path, options = Path(path), composed.normal_options(model, options)
     if path.suffix != SUFFIX:
         raise InputError(f"{path}: the name of a model file must end in {SUFFIX}, by which LAMMPS knows how to read it")
@@ -72,6 +76,7 @@ def export_model(
         "dtype": _dtype_name(getattr(wrapper, "dtype", torch.float64)),
         "units": "metal",
         "pickled": False,
+        "compile": compile,
     }
     NVDDUnified(wrapper, meta)  # refuses what LAMMPS can't give
     original = probe(wrapper, meta["elements"])

@@ -126,7 +126,9 @@ class NVDDUnified:
         self.world = world = World(handle, device)
         with world.evaluation():  # the model may not fit on one rank's GPU
             self.wrapper.to(world.comm.device)
-            self._model = DistributedModel(self.wrapper, DomainConfig(mesh=world.comm), report_phase=self._enter)
+            self._model = DistributedModel(
+                self.wrapper, DomainConfig(mesh=world.comm, compile=self.meta.get("compile", False)), report_phase=self._enter
+            )
         charges = sorted(self.wrapper.model_config.node_inputs)
         positions = strategy is not ForceStrategy.EDGE_VECTORS
         self.domain = Domain(world.comm, self._numbers, positions, charges)

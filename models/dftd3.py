@@ -15,7 +15,7 @@ from nvdd.models.dftd3_data import DAMPINGS, INSTALL, complete, damping_paramete
 from nvdd.models.dftd3_terms import coordination_numbers, pair_energies
 from nvdd.models.precise import StaysFloat64
 from nvdd.models.registry import ModelFamily
-from nvdd.shard_tensor import to_local
+from nvdd.shard_tensor import is_traced, to_local
 from nvdd.specs import SPEC_DFTD3_HALO, MLIPSpec
 from nvdd.verbs import refresh_neighbors
 
@@ -161,7 +161,7 @@ class DFTD3ModelWrapper(StaysFloat64, BaseModelMixin):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if value is not None)
 
     def _check_elements(self, numbers: Tensor) -> None:
-        if numbers.device.type != "cpu" or torch.compiler.is_compiling() or not numbers.numel():
+        if numbers.device.type != "cpu" or is_traced() or not numbers.numel():
             return
         largest = len(self.reference_cn) - 1
         if not 1 <= int(numbers.min()) <= int(numbers.max()) <= largest:

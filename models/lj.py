@@ -14,7 +14,7 @@ from nvdd.model_config import ModelConfig, NeighborConfig
 from nvdd.models.base import BaseModelMixin, Batch, ModelOutputs
 from nvdd.models.lj_kernel import lj_energies
 from nvdd.models.registry import ModelFamily
-from nvdd.shard_tensor import to_local
+from nvdd.shard_tensor import is_traced, to_local
 from nvdd.specs import SPEC_LJ_HALO, MLIPSpec
 
 SHIFTS = ("none", "energy", "smooth")
@@ -155,7 +155,7 @@ class LennardJonesModelWrapper(torch.nn.Module, BaseModelMixin):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if value is not None)
 
     def _check_elements(self, numbers: Tensor, species: Tensor) -> None:
-        if species.device.type != "cpu" or torch.compiler.is_compiling():
+        if species.device.type != "cpu" or is_traced():
             return
         unknown = species == self.epsilon.shape[0] - 1
         if unknown.any():

@@ -21,7 +21,7 @@ from nvdd.config import StrategyKind
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.base import BaseModelMixin, Batch, EdgeLayout, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.registry import ModelFamily
-from nvdd.shard_tensor import to_local
+from nvdd.shard_tensor import is_traced, to_local
 from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, MLIPSpec
 
 # First release whose models take edge vectors and whose node energies are right for both classes
@@ -131,7 +131,7 @@ class MACEWrapper(torch.nn.Module, BaseModelMixin):
         numbers = to_local(data.atomic_numbers)
         rows = self._row_of_element[numbers]
         return {
-            "node_attrs": F.one_hot(rows, self.model.atomic_numbers.shape[0]).to(vectors.dtype),
+            "node_attrs": self._one_hot(rows, vectors.dtype),
             "edge_index": data.edge_index,
             "vectors": vectors,
             # atomic energies don't depend on the system: one for all suits the sums that MACE makes besides
@@ -141,6 +141,14 @@ class MACEWrapper(torch.nn.Module, BaseModelMixin):
             "lammps_class": None,
             **kwargs,
         }
+
+    def _one_hot(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        n = self.model.atomic_numbers.shape[0]
+        if not is_traced():
+            return F.one_hot(rows, n).to(dtype)  # raises for an unknown element
+        # which torch's function looks at values for; here such an atom makes the energy NaN
+        table = torch.cat([torch.eye(n, dtype=dtype, device=rows.device), rows.new_full((1, n), torch.nan, dtype=dtype)])
+        return table[rows % (n + 1)]
 
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec:
         """Owned rows, remote ones fetched where senders are gathered."""

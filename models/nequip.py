@@ -6,6 +6,7 @@ import copy
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ class NequIPWrapper(torch.nn.Module, BaseModelMixin):
         file = load_file(path, model_name)
         wrapper = cls(file.module, species=_species(species))
         wrapper.checkpoint_config, wrapper.package = file.config, file.package
-        return wrapper.to(dtype).eval().requires_grad_(False)
+        return wrapper.to(dtype=dtype).eval().requires_grad_(False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -95,15 +96,15 @@ class NequIPWrapper(torch.nn.Module, BaseModelMixin):
         """Whether no feature of another atom is read, as in Allegro."""
         return self._parts.strictly_local
 
-    def to(self, *args: Any, **kwargs: Any) -> NequIPWrapper:
-        """As of any module; a type converts features and weights, and nequip's float64 constants stay as they are."""
-        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
-        if dtype is not None and dtype != self.dtype:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """What ``to``, ``float`` and ``cpu`` call. A type converts features and weights; what nequip keeps in float64 stays."""
+        dtype = fn(next(self.model.parameters()).new_empty(0, dtype=self.dtype)).dtype
+        if dtype != self.dtype:
             if dtype not in (torch.float32, torch.float64):
                 raise InputError(f"nequip models run in float32 or float64, not in {dtype}")
             self.model = convert(self.model, dtype)
             self._parts = parts_of(self.model)
-        return self if device is None else super().to(device)
+        return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), recurse)
 
     def forward(self, data: Batch) -> ModelOutputs:
         """Energies (n_atoms,) in eV, float64."""

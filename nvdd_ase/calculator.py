@@ -42,6 +42,8 @@ class NVDDCalculator(Calculator):
             an equal part of the list of atoms (docs/strategies.md).
         graph_plan: of ``"graph"``: ``"curve"`` (parts along a space-filling curve, rows that edges read are exchanged)
             or ``"blocks"`` (parts in the order of the atoms, all rows are gathered).
+        compile: True to compile the model's forward and derivative at its first evaluation (docs/performance.md); or
+            how, see `nvdd.DomainConfig`.
         start_timeout, timeout: seconds that ranks may take to start and to evaluate; None for no limit. A rank
             that dies is noticed at once either way.
         kwargs: as for every ASE calculator: ``atoms``, ``label``, ``directory``.
@@ -85,6 +87,7 @@ class NVDDCalculator(Calculator):
         grid: Sequence[int] | None = None,
         strategy: str = "halo",
         graph_plan: str = "curve",
+        compile: bool | str = False,
         start_timeout: float | None = 300.0,
         timeout: float | None = None,
         **kwargs: Any,
@@ -104,7 +107,7 @@ class NVDDCalculator(Calculator):
         options = inputs.checked_options(model, model_options)
         self._engine_arguments = {
             "dtype": inputs.checked_dtype(dtype),
-            "domain": inputs.checked_domain(skin, balance, grid, strategy, self._ranks, graph_plan),
+            "domain": inputs.checked_domain(skin, balance, grid, strategy, self._ranks, graph_plan, compile),
             "model": inputs.checked_model(model, options),
             "options": options,
         }

@@ -24,6 +24,7 @@ def run_native(
     device: str | None,
     dtype: str | None,
     skin: float,
+    compile: bool,
     ensemble: str,
     temperature: float,
     pressure: float,
@@ -77,7 +78,7 @@ def run_native(
         atoms, model, ranks, ensemble, timestep=timestep, temperature=temperature, pressure=pressure, friction=friction,
         tau_t=tau_t, tau_p=tau_p, npt_mode=npt_mode, seed=seed, log=log, trajectory=output, interval=interval,
         checkpoint=checkpoint, checkpoint_interval=checkpoint_interval, restart=restart, device=device, dtype=dtype, skin=skin,
-        model_options=options,
+        model_options=options, compile=compile,
     ) as md:  # fmt: skip
         report.say(
             f"model       {model}, {ranks} rank{'s' * (ranks > 1)}, ready in {time.perf_counter() - start:.1f} s"

@@ -48,7 +48,7 @@ class DistributedMD:
             integrator whose ``holds_com`` is true), unless atoms are constrained or alone. ``nve`` keeps the momentum
             that the atoms have, ``langevin`` moves them all.
         hooks: more hooks, called on the ranks; they and their functions must be defined in a module.
-        device, dtype, skin, model_options, balance, grid, start_timeout, timeout: as for `NVDDCalculator`.
+        device, dtype, skin, model_options, balance, grid, compile, start_timeout, timeout: as for `NVDDCalculator`.
 
     Raises:
         InputError, MissingDependencyError: before anything runs.
@@ -90,6 +90,7 @@ class DistributedMD:
         model_options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         balance: str = "auto",
         grid: Sequence[int] | None = None,
+        compile: bool | str = False,
         start_timeout: float | None = 300.0,
         timeout: float | None = None,
     ) -> None:
@@ -115,7 +116,7 @@ class DistributedMD:
             "model": inputs.checked_model(model, options),
             "options": options,
             "dtype": inputs.checked_dtype(dtype),
-            "domain": inputs.checked_domain(skin, balance, grid, "halo", ranks),
+            "domain": inputs.checked_domain(skin, balance, grid, "halo", ranks, compile=compile),
             "dynamics": self.dynamics,
             "hooks": [*self._files(log, trajectory, interval, checkpoint_interval), *hooks],
         }

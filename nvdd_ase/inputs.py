@@ -115,7 +115,13 @@ def checked_seconds(name: str, value: Any) -> float | None:
 
 
 def checked_domain(
-    skin: Any, balance: str, grid: Sequence[int] | None, strategy: str, ranks: int, graph_plan: str = "curve"
+    skin: Any,
+    balance: str,
+    grid: Sequence[int] | None,
+    strategy: str,
+    ranks: int,
+    graph_plan: str = "curve",
+    compile: bool | str = False,
 ) -> dict[str, Any]:
     """Arguments of `DomainConfig`."""
     from nvdd.config import DomainConfig
@@ -125,6 +131,7 @@ def checked_domain(
         raise InputError(f"skin must be a finite number of A, zero or positive, got {skin!r}")
     domain = {
         "skin": float(skin), "balance": balance, "grid_dims": grid, "strategy": strategy, "graph_plan": graph_plan,
+        "compile": compile,
     }  # fmt: skip
     DomainConfig(**domain)
     SpatialPartitioner(ranks, grid, balance)

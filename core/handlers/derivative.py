@@ -68,6 +68,10 @@ def _counted(seed: Tensor | None, output: ShardTensor) -> Tensor | None:
     """The seed without phantom and halo rows, which another rank counts or none."""
     if seed is None or not output._role.is_atoms:
         return to_local(seed)
-    counts = torch.arange(output.shape[output._row_dim], device=output.device) < output._meta.n_counted
+    meta, n = output._meta, output.shape[output._row_dim]
+    if meta.counts is not None:
+        counts = torch.nn.functional.pad(meta.counts, (0, n - meta.n_owned))
+    else:
+        counts = torch.arange(n, device=output.device) < meta.n_counted
     shape = [-1 if d == output._row_dim else 1 for d in range(output.dim())]
     return to_local(seed) * counts.view(shape)

@@ -187,12 +187,19 @@ def _sum_or_mean(start: Tensor, total: Tensor, count: Tensor, how: str, include_
     return torch.where(count > 0, out, start)
 
 
+def worst(like: Tensor, how: str) -> Any:
+    """A number that any value beats under ``how``, ``"amax"`` or ``"amin"``."""
+    if like.is_floating_point():
+        return -torch.inf if how == "amax" else torch.inf
+    if like.dtype is torch.bool:
+        return how != "amax"
+    info = torch.iinfo(like.dtype)
+    return info.min if how == "amax" else info.max
+
+
 def _worst(like: Tensor, how: str) -> Tensor:
     """A tensor that any value beats."""
-    if like.is_floating_point():
-        return torch.full_like(like, -torch.inf if how == "amax" else torch.inf)
-    info = torch.iinfo(like.dtype)
-    return torch.full_like(like, info.min if how == "amax" else info.max)
+    return torch.full_like(like, worst(like, how))
 
 
 def _read(values: Tensor, rows: Tensor) -> Tensor:
@@ -259,8 +266,14 @@ def scatter_to_systems(call: Call):
     values = to_local(source)
     if not isinstance(values, Tensor):
         values = torch.full(rows.shape, values, dtype=plain.dtype, device=plain.device)
-    if index._entry.is_atoms:  # a phantom and halo rows count nowhere
-        rows, values = rows.narrow(dim, 0, meta.n_counted), values.narrow(dim, 0, meta.n_counted)
+    edges = not index._entry.is_atoms
+    ones = torch.ones_like(values)
+    if meta.counts is not None:  # where capacities are filled up, what doesn't count is neutral
+        rows = rows if edges else rows.narrow(dim, 0, meta.n_owned)
+        neutral = worst(values, how) if how in _EXTREMA else {"prod": 1}.get(how, 0)
+        values, ones = meta.only_counted(values, dim, neutral, edges), meta.only_counted(ones, dim, 0, edges)
+    elif not edges:  # a phantom and halo rows count nowhere
+        rows, values, ones = (t.narrow(dim, 0, meta.n_counted) for t in (rows, values, ones))
     include_self = call.kwargs.get("include_self", True)
     site = f"{call.name} by system"
 
@@ -270,10 +283,10 @@ def scatter_to_systems(call: Call):
     if how == "sum" and include_self:
         out = plain + total(values)
     elif how in ("sum", "mean"):
-        out = _sum_or_mean(plain, total(values), total(torch.ones_like(values)), how, include_self)
+        out = _sum_or_mean(plain, total(values), total(ones), how, include_self)
     elif how == "prod":
         shares = gather_shares(_local(call, torch.ones_like(plain), dim, rows, values, "prod"), meta.comm, site)
-        touched = total(torch.ones_like(values)) > 0
+        touched = total(ones) > 0
         out = shares.prod(0) * plain if include_self else torch.where(touched, shares.prod(0), plain)
     else:
         best = _local(call, _worst(plain, how), dim, rows, values.detach(), how)

@@ -7,7 +7,6 @@ torch does in one process.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from nvdd.dispatch import Call, register
 from nvdd.exchange import broadcast, gather_shares, sum_over_ranks
 from nvdd.handlers.rows import dims_of
-from nvdd.handlers.scatter import only_derivative, only_where
+from nvdd.handlers.scatter import only_derivative, only_where, worst
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
 
@@ -47,10 +46,9 @@ def _over_rows(call: Call) -> bool:
     return x._row_dim in _dims(call, x)
 
 
-def counted(x: ShardTensor) -> Tensor:
-    """The rows that count: neither a phantom atom nor halo rows."""
-    plain = to_local(x)
-    return plain.narrow(x._row_dim, 0, x._meta.n_counted) if x._role.is_atoms else plain
+def counted(x: ShardTensor, fill: float | bool = 0) -> Tensor:
+    """The rows that count: neither a phantom atom nor halo rows; ``fill`` is neutral in what will be done with them."""
+    return x._meta.only_counted(to_local(x), x._row_dim, fill, edges=not x._role.is_atoms)
 
 
 def _sum(values: Tensor, dims: tuple[int, ...], keepdim: bool, meta: ShardMeta, site: str) -> Tensor:
@@ -58,9 +56,11 @@ def _sum(values: Tensor, dims: tuple[int, ...], keepdim: bool, meta: ShardMeta, 
     return sum_over_ranks(share, meta.comm, site)
 
 
-def _count(rows: Tensor, row_dim: int, dims: tuple[int, ...], meta: ShardMeta) -> Tensor:
+def _count(rows: Tensor, x: ShardTensor, dims: tuple[int, ...]) -> Tensor:
     """Number of values that go into each result, on all ranks."""
-    count = meta.comm.all_reduce(torch.tensor(rows.shape[row_dim], device=rows.device), "sum", "count of rows")
+    meta, row_dim = x._meta, x._row_dim
+    mine = meta.number_counted(rows, row_dim, edges=not x._role.is_atoms)
+    count = meta.comm.all_reduce(mine, "sum", "count of rows")
     return count * math.prod(rows.shape[d] for d in dims if d != row_dim)
 
 
@@ -75,11 +75,13 @@ def reduce_rows(call: Call):
         raise call.refuse("the policy has system_reductions off, so a sum over atoms is not known to be global")
     if call.kwargs.get("out") is not None:
         raise call.refuse("a reduction over rows into out=")
-    rows, dims, keepdim = counted(x), _dims(call, x), _keepdim(call)
+    if meta.counts is not None and x._role is Role.BOND:
+        raise call.refuse("a sum over bonds in a compiled forward", "Leave compile out")
+    rows, dims, keepdim = counted(x, _neutral(call, x)), _dims(call, x), _keepdim(call)
     if call.name in _SUMS:
         total = sum_over_ranks(call.run(rows, *call.args[1:], **call.kwargs), meta.comm, site)
     elif call.name in _MOMENTS:
-        total = _moment(call, rows, x._row_dim, dims, keepdim, meta)
+        total = _moment(call, rows, x, dims, keepdim, meta)
     elif call.name in _NORMS:
         total = _norm(call, rows, dims, keepdim, meta)
     elif call.name in _EXTREMA:
@@ -92,8 +94,18 @@ def reduce_rows(call: Call):
     return promote(total, Role.SYSTEM, meta)
 
 
-def _moment(call: Call, rows: Tensor, row_dim: int, dims, keepdim: bool, meta: ShardMeta) -> Tensor:
-    count = _count(rows, row_dim, dims, meta)
+def _neutral(call: Call, x: ShardTensor) -> float | bool:
+    """What adds nothing to the reduction."""
+    if call.name in _EXTREMA:
+        return worst(to_local(x), "amax" if call.name.endswith("max") else "amin")
+    if call.name in _NORMS and call.arg(1, "p" if call.name == "norm" else "ord", 2) in (-torch.inf, "-inf"):
+        return torch.inf
+    return {"all": True, "prod": 1}.get(call.name, 0)
+
+
+def _moment(call: Call, rows: Tensor, x: ShardTensor, dims, keepdim: bool, meta: ShardMeta) -> Tensor:
+    row_dim, edges = x._row_dim, not x._role.is_atoms
+    count = _count(rows, x, dims)
     dtype = call.kwargs.get("dtype")
     rows = rows if dtype is None else rows.to(dtype)
     mean = _sum(rows, dims, True, meta, "mean over rows") / count
@@ -103,6 +115,8 @@ def _moment(call: Call, rows: Tensor, row_dim: int, dims, keepdim: bool, meta: S
     unbiased = next((a for a in call.args[1:] if isinstance(a, bool)), call.kwargs.get("unbiased"))
     correction = call.kwargs.get("correction", 1) if unbiased is None else int(unbiased)
     off = rows - broadcast(mean, meta.comm, "mean with rows")
+    if meta.counts is not None:
+        off = meta.only_counted(off, row_dim, edges=edges)
     variance = _sum(off * off, dims, keepdim, meta, f"{call.name} over rows") / (count - correction)
     return _root(variance, 2) if call.name == "std" else variance
 
@@ -136,16 +150,13 @@ def _root(powers: Tensor, order: float) -> Tensor:
 
 
 def _extremum(rows: Tensor, dims, keepdim: bool, largest: bool, meta: ShardMeta, site: str) -> Tensor:
-    if rows.is_floating_point():
-        worst: Any = -torch.inf if largest else torch.inf
-    else:
-        worst = torch.iinfo(rows.dtype).min if largest else torch.iinfo(rows.dtype).max
+    beaten = worst(rows, "amax" if largest else "amin")
     shape = [1 if d in dims else size for d, size in enumerate(rows.shape)]
     plain = rows.detach()
     if plain.numel():
         share = plain.amax(dims, keepdim=True) if largest else plain.amin(dims, keepdim=True)
     else:  # a rank without rows has nothing to say
-        share = plain.new_full(shape, worst)
+        share = plain.new_full(shape, beaten)
     best = meta.comm.all_reduce(share, "max" if largest else "min", site)
     value = best if keepdim else _drop(best, dims)
     if not rows.requires_grad:
@@ -176,6 +187,11 @@ def count_by_system(call: Call):
     meta = index._meta
     if call.arg(1, "weights") is not None:
         raise call.refuse("weighted counts by system", "Use scatter_add")
-    rows = to_local(index)[: meta.n_counted] if index._entry.is_atoms else to_local(index)
-    share = torch.bincount(rows, minlength=max(meta.n_systems, call.arg(2, "minlength", 0)))
+    edges, plain = not index._entry.is_atoms, to_local(index)
+    length = max(meta.n_systems, call.arg(2, "minlength", 0))
+    if meta.counts is None:
+        share = torch.bincount(meta.only_counted(plain, edges=edges), minlength=length)
+    else:
+        ones = meta.only_counted(torch.ones_like(plain), edges=edges)
+        share = ones.new_zeros(length).index_add(0, plain[: len(ones)], ones)
     return promote(meta.comm.all_reduce(share, "sum", "counts by system"), Role.SYSTEM, meta)

@@ -73,6 +73,7 @@ class DistributedModel:
             partitioner = IndexPartitioner(self.comm.size, self.config.graph_plan)
         else:
             partitioner = SpatialPartitioner(self.comm.size, self.config.grid_dims, self.config.balance)
+        self._compiled = self._compile()
         bonds = any(block.bonds for block in self.blocks)
         self.graphs = GraphBuilder(
             self.comm, partitioner, cutoff, self.config.skin, self.config.cutoff, bonds, self._phase
@@ -104,6 +105,16 @@ class DistributedModel:
             Block(w, self.comm, self.config, None, block_name(k, w), k in feeding, self._on_phase)
             for k, w in enumerate(wrappers)
         ]
+
+    def _compile(self) -> list[Any]:
+        """A `CompiledBlock` for each block, if the run is compiled."""
+        if not self.config.compile:
+            return []
+        if self.wires:
+            raise InputError("compile: blocks that read each other's outputs are not compiled; leave compile out for them")
+        from nvdd.runtime.compiled import compiled  # torch.fx takes its time to import
+
+        return [compiled(block, self.config.compile) for block in self.blocks]
 
     @property
     def adapters(self) -> AdapterRegistry:
@@ -237,6 +248,8 @@ class DistributedModel:
         A block is differentiated right after its forward, so that its memory is free for the next one; one that others
         read from waits for their gradients.
         """
+        if self._compiled:
+            return self._run_compiled(batch, graphs, wanted, create_graph)
         passes: list[Pass | None] = [None] * len(self.blocks)
         seeds: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.blocks]
         differentiated = derives(wanted)
@@ -276,6 +289,20 @@ class DistributedModel:
                         derive(k)
         except BaseException:
             _release([done for done in passes if done is not None])
+            raise
+        return passes
+
+    def _run_compiled(self, batch: Batch, graphs: list[LocalGraph], wanted: set[str], create_graph: bool) -> list[Pass]:
+        """Every block's compiled forward and derivative."""
+        if create_graph:
+            raise InputError("compile: a compiled forward is differentiated once; leave compile out, or create_graph")
+        passes: list[Pass] = []
+        try:
+            for block, run, graph in zip(self.blocks, self._compiled, graphs, strict=True):
+                self._phase("forward")
+                passes.append(run(batch, graph, block.meta(graph, batch.n_systems), wanted))
+        except BaseException:
+            _release(passes)
             raise
         return passes
 

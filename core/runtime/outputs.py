@@ -123,8 +123,8 @@ class Energy:
                 raise DistributedOpError(
                     f"energies of shape {tuple(energies.shape)} are not one number an atom ({meta.n_rows} rows)"
                 )
-            energies = energies.reshape(-1)[: meta.n_counted].to(torch.float64)
-            share = energies.new_zeros(meta.n_systems).index_add(0, system[: meta.n_counted], energies)
+            energies = meta.only_counted(energies.reshape(-1)).to(torch.float64)
+            share = energies.new_zeros(meta.n_systems).index_add(0, system[: len(energies)], energies)
             seed = energies.sum()
             if differentiated == "energy" and "energy" in outputs:
                 seed = to_local(outputs["energy"]).to(torch.float64).sum()

@@ -25,14 +25,18 @@ families.require("nequip", "nequip")
 
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated", "ignore:`torch.jit.set_fusion_strategy`")
 
-test_parity = families.parity_test("nequip")
-test_parity_zbl = families.parity_test("nequip-zbl", ranks=(3,))
+# In CI on two ranks: each further one would import nequip once more, ten seconds.
+test_parity = families.parity_test("nequip", ci=(1, 2))
+test_parity_zbl = families.parity_test("nequip-zbl", ranks=(2, 3), ci=(2,))
 test_parity_float32 = families.parity_test("nequip-float32", ranks=(2,))
-test_envelope = families.envelope_test("nequip")
-test_envelope_zbl = families.envelope_test("nequip-zbl")
+test_envelope = families.envelope_test("nequip", 2)
+test_envelope_on_three = families.envelope_test("nequip", 3, ci=False)
+test_envelope_zbl = families.envelope_test("nequip-zbl", 3, ci=False)
+test_several_systems = families.several_test("nequip")
 test_stress = families.stress_test("nequip")
-test_ase = families.ase_test("nequip")
-test_lammps = families.lammps_test("nequip")
+test_ase = families.ase_test("nequip", ci=False)
+test_cli = families.cli_test("nequip")
+test_lammps = families.lammps_test("nequip", ci=())
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +158,8 @@ def test_types():
     for one, other in zip(convert(model_of("nequip"), torch.float32).modules(), model_of("nequip").modules(), strict=True):
         if type(one).__name__ in ("PerTypeScaleShift", "EdgeLengthNormalizer"):
             assert all(torch.equal(a, b) for a, b in zip(one.buffers(), other.buffers(), strict=True))
+    inside = torch.nn.ModuleList([NequIPWrapper(model_of("nequip"))]).float()[0]  # as a part of another module
+    np.testing.assert_array_equal(evaluate(inside, structure("quartz unit"), torch.float64).forces, found.forces)
     with pytest.raises(InputError, match=r"float32 or float64, not in torch.float16"):
         NequIPWrapper(model_of("nequip")).to(torch.float16)
 
@@ -202,7 +208,7 @@ def test_lennard_jones_as_pair_potential():
 def test_other_calculators():
     calc = calculator_of(model_of("nequip"))
     assert FAMILY.from_calculator(object()) is None
-    assert FAMILY.from_calculator(calc).species == {"O": "O", "Si": "Si"}
+    assert FAMILY.from_calculator(calc).species == {name: name for name in family_nequip.TYPES}
     calc.energy_units_to_eV = 27.2
     with pytest.raises(InputError, match=r"energy_units_to_eV=27.2"):
         FAMILY.from_calculator(calc)

@@ -5,8 +5,10 @@ A family has a module ``family_<name>.py`` here with ``CASES``, and a test modul
     families.require("nequip", "nequip")
     test_parity = families.parity_test("nequip")
     test_envelope = families.envelope_test("nequip")
+    test_several_systems = families.several_test("nequip")
     test_stress = families.stress_test("nequip")
     test_ase = families.ase_test("nequip")
+    test_cli = families.cli_test("nequip")
     test_lammps = families.lammps_test("nequip")
 
 The reference is the family's own ASE calculator, in one process and without nvdd. Cases and structures travel to the
@@ -17,8 +19,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,8 @@ import pytest
 import torch
 from ase import Atoms
 from ase.data import atomic_numbers
+from ase.stress import voigt_6_to_full_3x3_stress
+from typer.testing import CliRunner
 
 import lammps_parity
 import parity
@@ -158,7 +163,7 @@ def assert_parity(name: str, found: Results, expected: Results) -> None:
         found, expected = (Results(**{**vars(r), "energies": nothing}) for r in (found, expected))
     elif expected.energies is None:
         np.testing.assert_allclose(found.energies.sum(), found.energy, rtol=1e-12 if case(name).tight else 1e-6)
-        expected = Results(**{**vars(expected), "energies": found.energies})
+        expected = replace(expected, energies=found.energies)
     parity.assert_parity(found, expected, tight=case(name).tight)
 
 
@@ -172,9 +177,14 @@ def check(ranks: Any, world_size: int, name: str, of: str, strategy: str, **opti
     return parts
 
 
-def parity_test(name: str, ranks: tuple[int, ...] = (1, 2, 3)) -> Callable:
-    """Energy, energies, forces and stress against the calculator; the number of exchanges."""
-    both = [(n, strategy) for n in ranks for strategy in case(name).strategies if n > 1 or strategy == "halo"]
+def parity_test(name: str, ranks: tuple[int, ...] = (1, 2, 3), ci: tuple[int, ...] | None = None) -> Callable:
+    """Energy, energies, forces and stress against the calculator; the number of exchanges. In CI on ``ci`` ranks (all)."""
+    both = [
+        pytest.param(n, strategy, marks=slow_unless(n in (ranks if ci is None else ci)))
+        for n in ranks
+        for strategy in case(name).strategies
+        if n > 1 or strategy == "halo"
+    ]
 
     @pytest.mark.parametrize(("world_size", "strategy"), both)
     def test(ranks, world_size, strategy):
@@ -184,14 +194,42 @@ def parity_test(name: str, ranks: tuple[int, ...] = (1, 2, 3)) -> Callable:
     return test
 
 
-def envelope_test(name: str, world_size: int = 3) -> Callable:
+def slow_unless(often: bool) -> tuple[pytest.MarkDecorator, ...]:
+    """Marks of a test. What is slow in CI is that each process imports the family's package, not what it computes then."""
+    return () if often else (pytest.mark.slow,)
+
+
+def envelope_test(name: str, world_size: int = 3, ci: bool = True) -> Callable:
     """Every kind of cell and periodicity, few atoms, ranks that own nothing; the strategies take turns."""
     strategies = case(name).strategies
-    rows = [(of, strategies[k % len(strategies)]) for k, of in enumerate(case(name).envelope)]
+    rows = [
+        pytest.param(of, strategies[k % len(strategies)], marks=slow_unless(ci)) for k, of in enumerate(case(name).envelope)
+    ]
 
     @pytest.mark.parametrize(("of", "strategy"), rows)
     def test(ranks, of, strategy):
         check(ranks, world_size, name, of, strategy)
+
+    return test
+
+
+def several_test(name: str) -> Callable:
+    """Systems of every periodicity in one batch on two ranks, each as alone; a rank lacks some of them."""
+
+    def test(ranks):
+        names = [of for of in case(name).envelope if of.rpartition(" ")[2] in ("wire", "atom", "tiny", "pair")]
+        assert len(names) == 4
+        parts, first = ranks.run(2, parity.several_on_rank, f"family:{name}", names), 0
+        for k, of in enumerate(names):
+            last = first + len(structure(of))
+            mine = []
+            for part in parts:
+                rows = (part["ids"] >= first) & (part["ids"] < last)
+                mine.append({"ids": part["ids"][rows] - first, "energy": part["energy"][k : k + 1],
+                             "energies": part["energies"][rows], "forces": part["forces"][rows]})  # fmt: skip
+            expected = replace(reference(name, of), stress=None)
+            assert_parity(name, parity.assemble(mine, last - first), expected)
+            first = last
 
     return test
 
@@ -232,10 +270,11 @@ def stress_test(name: str) -> Callable:
     return test
 
 
-def ase_test(name: str, ranks: int = 2) -> Callable:
+def ase_test(name: str, ranks: int = 2, ci: bool = True) -> Callable:
     """The model by its name in NVDDCalculator, with ranks of its own; and made from the family's calculator in one process."""
 
-    def test(tmp_path):
+    @pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=slow_unless(ci))])
+    def test(tmp_path, ranks):
         model, options = case(name).write(tmp_path)
         atoms, expected = structure(case(name).structure).copy(), reference(name, case(name).structure)
         with NVDDCalculator(model, model_options=options, dtype=case(name).dtype_name, ranks=ranks) as calc:
@@ -248,6 +287,30 @@ def ase_test(name: str, ranks: int = 2) -> Callable:
     return test
 
 
+def cli_test(name: str) -> Callable:
+    """`nvdd single` by the model's name, and its line of `nvdd models`."""
+
+    def test(tmp_path):
+        from nvdd_ase.cli import app
+
+        model, options = case(name).write(tmp_path)
+        of, out = structure(case(name).structure), tmp_path / "out.json"
+        of.write(tmp_path / "in.traj")
+        words = ["single", tmp_path / "in.traj", "--model", model, "-o", out, *(f"--option={k}={v}" for k, v in options.items())]
+        words += ["--dtype", case(name).dtype_name] if case(name).dtype else []
+        done = CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        got = json.loads(out.read_text())
+        stress = voigt_6_to_full_3x3_stress(got["stress_eV_per_A3"])
+        found = Results(got["energy_eV"], np.array(got["energies_eV"]), np.array(got["forces_eV_per_A"]), stress, None)
+        assert_parity(name, found, reference(name, case(name).structure))
+        family = registry.families()[model.partition(":")[0]]
+        listed = " ".join(CliRunner().invoke(app, ["models"]).output.split())
+        assert family.name in listed and " ".join(family.licence.split()[:2]) in listed
+
+    return test
+
+
 def assert_ase(name: str, atoms: Atoms, expected: Results) -> None:
     """What ASE gets of the atoms' calculator is what is expected."""
     energies = atoms.get_potential_energies() if gives(name, "energies") else None
@@ -255,10 +318,10 @@ def assert_ase(name: str, atoms: Atoms, expected: Results) -> None:
     assert_parity(name, Results(atoms.get_potential_energy(), energies, atoms.get_forces(), stress, None), expected)
 
 
-def lammps_test(name: str, ranks: tuple[int, ...] = (1, 2)) -> Callable:
+def lammps_test(name: str, ranks: tuple[int, ...] = (1, 2), ci: tuple[int, ...] | None = None) -> Callable:
     """Some steps of MD in LAMMPS from a ``.nvdd`` file, and the calculator at the positions where they end."""
 
-    @pytest.mark.parametrize("world_size", ranks)
+    @pytest.mark.parametrize("world_size", [pytest.param(n, marks=slow_unless(n in (ranks if ci is None else ci))) for n in ranks])
     def test(tmp_path_factory, world_size):
         atoms = {"energy_atom": gives(name, "energies"), "stress_atom": gives(name, "stresses")}
         job = lammps_parity.Job(MODEL, case(name).structure, case(name).action, elements=case(name).elements, **atoms)

@@ -1,0 +1,342 @@
+"""`CompiledBlock`: a block whose forward and derivative run as one graph of torch operations at fixed shapes.
+
+The distributed forward, with all its dispatch, and the derivative are run once under ``make_fx``, which writes down the
+operations on this rank's tensors; messages are operators of `nvdd.collective_ops`. What comes out has no Python in it: a
+backend compiles it, or a CUDA graph replays it. Everything that changes from step to step is an input: edge vectors,
+edges, plans, inputs of atoms. Shapes are capacities that only grow (`nvdd.padding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nvdd.collective_ops import TracedRanks
+from nvdd.data import Batch
+from nvdd.dispatch import call_site
+from nvdd.errors import DistributedOpError, InputError
+from nvdd.padding import padder_at
+from nvdd.policy import ShardedStoragePolicy
+from nvdd.roles import ShardMeta
+from nvdd.runtime.block import Block, Pass, derives
+from nvdd.runtime.capacity import N_DUMMIES, Capacities, FilledTopology
+from nvdd.runtime.graph import LocalGraph, Topology
+from nvdd.runtime.leaves import Derivatives
+from nvdd.runtime.outputs import Energy
+from nvdd.shard_tensor import to_local
+from nvdd.specs import ForceStrategy, OutputKind
+
+
+def backend_of(compile: bool | str, device: torch.device, capturable: bool) -> str:
+    """The backend that ``compile=`` means on a device.
+
+    Args:
+        compile: as `DomainConfig.compile`.
+        device: where the model computes.
+        capturable: whether the messages of this run can be part of a CUDA graph.
+
+    Raises:
+        InputError: CUDA graphs are asked for where there are none.
+    """
+    graphs = device.type == "cuda" and capturable
+    if compile is True:
+        return "inductor+cudagraphs" if graphs else "inductor"
+    if "cudagraphs" in compile and not graphs:
+        why = "messages that go through the host (gloo) cannot be captured" if device.type == "cuda" else f"this is {device}"
+        raise InputError(f"compile={compile!r} needs a GPU, and NCCL between several ranks: {why}; take compile='inductor'")
+    return compile
+
+
+class _Watch(TorchDispatchMode):
+    """Refuses, while a forward is traced, what depends on values or makes shapes of them."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if _DEPENDS & set(func.tags) and not (func is torch.ops.aten.index.Tensor and not _chooses(args[1])):
+            raise _not_static(func)
+        # in a backward torch hands over what the forward has saved, ShardTensors among it
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+_DEPENDS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
+def _chooses(indices: Any) -> bool:
+    """Whether one of the indices is a mask, so that the shape of the result is that of its True values."""
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+def _not_static(func: Any) -> DistributedOpError:
+    site = call_site()
+    return DistributedOpError(
+        f"compile: {func} at {site} depends on the values of its input, which a compiled forward does not have: the shape "
+        "of its result, or the path that Python takes, would be that of the first step. Use torch.where and masks "
+        "instead of choosing rows, or leave compile out",
+        str(func),
+        site,
+    )
+
+
+@dataclass(eq=False)
+class _Program:
+    """What was traced for one set of outputs and shapes.
+
+    Attributes:
+        names: of the results.
+        module: the graph.
+        run: what evaluates it; None until the second call.
+        checks: what is wrong where one of the last results, (n,) bool, is False.
+        capture: its CUDA graph, or None.
+    """
+
+    names: list[str]
+    module: fx.GraphModule
+    checks: list[Exception]
+    run: Callable[..., Any] | None = None
+    capture: _Capture | None = None
+
+
+class _Capture:
+    """A CUDA graph of a function of tensors, and the memory that it reads and writes."""
+
+    def __init__(self, function: Callable[..., Any], inputs: list[Tensor]) -> None:
+        self.inputs = [t.clone() for t in inputs]
+        torch.cuda.synchronize(inputs[0].device)
+        self.graph = torch.cuda.CUDAGraph()
+        # messages of NCCL have a thread that watches them, which may call CUDA meanwhile
+        with torch.no_grad(), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.outputs = function(*self.inputs)
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        torch._foreach_copy_(self.inputs, list(inputs))
+        self.graph.replay()
+        return [t.clone() for t in self.outputs]
+
+
+@dataclass(eq=False)
+class CompiledBlock:
+    """Evaluates a `Block` without gradients of higher order, feeds of other blocks, bonds or sharded storage.
+
+    Args:
+        block: the model.
+        backend: as `backend_of` gives it.
+
+    Attributes:
+        n_traces: how often a graph was made, and so compiled: once for each set of outputs, and again when a capacity
+            grew.
+    """
+
+    block: Block
+    backend: str
+    n_traces: int = 0
+    _caps: Capacities = field(default_factory=Capacities)
+    _topology: Topology | None = None
+    _filled: FilledTopology | None = None
+    _programs: dict[Any, _Program] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        block = self.block
+        policy = block.spec.compile_policy
+        if block.bonds:
+            raise InputError(f"{block.name} reads bonds or reverse edges, which have no capacities yet; leave compile out")
+        if isinstance(block.spec.distribution.policy, ShardedStoragePolicy):
+            raise InputError(f"{block.name} keeps global ids ({ShardedStoragePolicy.__name__}); leave compile out for it")
+        if policy is not None and not policy.static_shapes:
+            raise InputError(
+                f"{block.name}: its CompilePolicy has static_shapes=False, and compiled forwards have fixed shapes; leave "
+                "compile out for it"
+            )
+        self.padder = padder_at(None if policy is None else policy.graph_padder, block.cutoff)
+        if policy is not None and policy.force_strategy is not None:
+            block.spec = block.spec.with_force_strategy(policy.force_strategy)
+
+    def __call__(self, batch: Batch, graph: LocalGraph, meta: ShardMeta, wanted: set[str]) -> Pass:
+        """One step, as `Block.forward` and `Block.derive`; to be called outside of `Block.running`."""
+        if batch.n_systems != 1:
+            raise InputError(f"compile: one system at a time, got a batch of {batch.n_systems}; leave compile out for it")
+        if graph.topology is not self._topology:
+            self._caps.reserve(graph.topology, self.block.comm)
+            self._filled = FilledTopology.of(graph.topology, self._caps, self.block.comm)
+            self._topology = graph.topology
+        inputs, fields = self._inputs(batch, graph)
+        key = (frozenset(wanted), tuple((name, tuple(t.shape)) for name, t in inputs.items()))
+        values = list(inputs.values())
+        program = self._programs.get(key)
+        if program is None:
+            same = {k: p for k, p in self._programs.items() if k[1] == key[1]}  # of smaller shapes none comes back
+            program, results = self._trace(inputs, fields, meta, wanted)
+            self._programs = {**same, key: program}
+        else:
+            with torch.no_grad():
+                results = self._run(program, values)
+        return self._unpack(dict(zip(program.names, results, strict=True)), program, graph, meta)
+
+    # -- inputs
+
+    def _inputs(self, batch: Batch, graph: LocalGraph) -> tuple[dict[str, Tensor], tuple[list[str], list[str]]]:
+        """Everything that may change from step to step, at capacity."""
+        at, rows, device = self._filled, graph.topology.rows, graph.pair.device
+        last = len(at.counts) - 1
+        of_positions = self.block.spec.force_strategy is not ForceStrategy.EDGE_VECTORS
+        edges = {"pair": at.place[graph.pair], "vectors": graph.vectors.detach(), "shift": graph.shift}
+        dtype = self.block.wrapper.dtype
+        put = lambda v: v.to(device, dtype if v.is_floating_point() else v.dtype)
+        inputs = self.padder.pad(edges, last, last - 1)
+        take = lambda padded: padded.index_select(0, at.source)
+        inputs["atomic_numbers"] = take(graph.topology.atomic_numbers)
+        inputs["system"] = take(graph.topology.system)
+        inputs["counts"] = at.counts
+        inputs["n_atoms"] = graph.topology.atoms_per_system
+        inputs["cell"] = batch.cell.detach().to(device)
+        inputs["pbc"] = batch.pbc.to(device)
+        inputs.update(zip(("send", "boundary", "slot"), at.sent, strict=True))
+        if of_positions:
+            positions = take(batch.positions.detach().to(device).index_select(0, rows)).clone()
+            positions[last - 1] += self.padder.fill_vector(positions)
+            inputs["positions"] = positions
+        for name, value in batch.node_fields.items():
+            inputs["node:" + name] = take(put(value.detach()).index_select(0, rows))
+        for name, value in batch.system_fields.items():
+            inputs["system:" + name] = put(value.detach())
+        return inputs, (list(batch.node_fields), list(batch.system_fields))
+
+    # -- the graph
+
+    def _trace(
+        self, inputs: dict[str, Tensor], fields: tuple[list[str], list[str]], meta: ShardMeta, wanted: set[str]
+    ) -> tuple[_Program, list[Tensor]]:
+        names, ranks = list(inputs), TracedRanks(self.block.comm)
+        found: dict[str, Any] = {}
+
+        def forward(*tensors: Tensor) -> list[Tensor]:
+            ranks.begin()
+            with _Watch(), torch.enable_grad():
+                results, errors = self._evaluate(dict(zip(names, tensors, strict=True)), fields, meta, ranks, wanted)
+            found.update(names=list(results), errors=errors, values=list(results.values()))
+            return found["values"]
+
+        given = [t.detach().clone() for t in inputs.values()]
+        try:
+            module = make_fx(forward, tracing_mode="real")(*given)
+        except RuntimeError as error:
+            if "tracing tensor" in str(error):  # make_fx's words for .item(), bool(tensor) and the like
+                raise _not_static(torch.ops.aten._local_scalar_dense.default) from error
+            raise
+        self.n_traces += 1
+        module.graph.eliminate_dead_code()
+        module.recompile()
+        return _Program(found["names"], module, found["errors"]), [t.detach() for t in found["values"]]
+
+    def _evaluate(
+        self,
+        inputs: Mapping[str, Tensor],
+        fields: tuple[list[str], list[str]],
+        meta: ShardMeta,
+        ranks: TracedRanks,
+        wanted: set[str],
+    ) -> tuple[dict[str, Tensor], list[Exception]]:
+        """The eager step on filled tensors."""
+        block, pair = self.block, inputs["pair"]
+        plan = self._filled.plan(ranks, [inputs[k] for k in ("send", "boundary", "slot")])
+        rows = torch.arange(plan.n_padded, device=pair.device)
+        topology = Topology(
+            ids=rows, rows=rows, n_phantom=0, candidates=pair, shift=inputs["shift"],
+            shift_vector=inputs["vectors"].T, system=inputs["system"], atomic_numbers=inputs["atomic_numbers"],
+            atoms_per_system=inputs["n_atoms"], plan=plan, edge_rows=None,
+        )  # fmt: skip
+        inner = ShardMeta(
+            plan, 1, 0, meta.policy, counts=inputs["counts"],
+            edges_count=pair[0] < plan.n_owned - N_DUMMIES,
+        )  # fmt: skip
+        node, system = fields
+        positions = inputs.get("positions")
+        if positions is None:
+            positions = inputs["vectors"].new_zeros(plan.n_padded, 3)
+        batch = Batch(
+            positions=positions, atomic_numbers=inputs["atomic_numbers"], cell=inputs["cell"], pbc=inputs["pbc"],
+            batch=inputs["system"], n_systems=1,
+            node_fields={name: inputs["node:" + name] for name in node},
+            system_fields={name: inputs["system:" + name] for name in system},
+        )  # fmt: skip
+        graph = LocalGraph(topology, None, pair, inputs["vectors"], None)
+        with block.running(inner):
+            done = block.forward(batch, graph, inner, [])
+            if derives(wanted):
+                block.derive(done, wanted, [], False)
+        results: dict[str, Tensor] = {}
+        if done.energy is not None:
+            results["energy.by_system"] = done.energy.by_system
+            if done.energy.by_atom is not None:
+                results["energy.by_atom"] = done.energy.by_atom
+        made = done.derivatives
+        for name, value in (("pair_forces", made.pair_forces), ("forces", made.forces), ("virial", made.virial)):
+            if value is not None:
+                results["derived." + name] = value
+        results |= {"padded." + name: value for name, value in made.padded.items()}
+        for name, value in done.raw.items():
+            if isinstance(value, Tensor) and name not in ("energy", "energies"):
+                results["raw." + name] = to_local(value)
+        put_off = inner.put_off
+        if put_off:
+            results["checks"] = torch.stack([condition for condition, _ in put_off])
+        results = {name: value.detach() for name, value in results.items()}
+        inner.release()
+        return results, [error for _, error in put_off]
+
+    # -- runs
+
+    def _run(self, program: _Program, values: list[Tensor]) -> list[Tensor]:
+        if program.run is None:
+            program.run = self._compile(program.module)
+        elif "cudagraphs" in self.backend:  # the calls before have set up what a capture may not
+            if program.capture is None:
+                program.capture = _Capture(program.run, values)
+            return program.capture(*values)
+        return list(program.run(*values))
+
+    def _compile(self, module: fx.GraphModule) -> Callable[..., Any]:
+        if not self.backend.startswith("inductor"):
+            return module
+        return torch.compile(module, fullgraph=True, dynamic=False, backend="inductor")
+
+    # -- results
+
+    def _unpack(self, results: dict[str, Tensor], program: _Program, graph: LocalGraph, meta: ShardMeta) -> Pass:
+        if (checks := results.get("checks")) is not None and not bool(checks.all()):
+            raise next(error for error, held in zip(program.checks, checks.tolist(), strict=True) if not held)
+        plan, place = graph.topology.plan, self._filled.place
+        n_edges, n_owned = graph.pair.shape[1], plan.n_owned
+        energy = None
+        if (by_system := results.get("energy.by_system")) is not None:
+            by_atom = results.get("energy.by_atom")
+            by_atom = None if by_atom is None else by_atom[: n_owned - graph.topology.n_phantom]
+            energy = Energy(by_system.sum(), by_system, by_atom)
+        part = lambda kind: {k.removeprefix(kind): v for k, v in results.items() if k.startswith(kind)}
+        derived = part("derived.")
+        pair = derived.get("pair_forces")
+        forces = derived.get("forces")
+        derivatives = Derivatives(
+            None if pair is None else pair[:n_edges],
+            {name: value.index_select(0, place) for name, value in part("padded.").items()},
+            None if forces is None else forces[:n_owned],
+            derived.get("virial"),
+        )
+        raw = {}
+        for name, value in part("raw.").items():
+            declared = self.block.spec.outputs.get(name)
+            per_atom = declared is not None and declared.kind is OutputKind.PER_NODE
+            raw[name] = value[:n_owned] if per_atom else value
+        return Pass(graph, meta, None, raw, energy, [], derivatives)
+
+
+def compiled(block: Block, compile: bool | str) -> CompiledBlock:
+    """The block as ``compile=`` says."""
+    comm = block.comm
+    backend = backend_of(compile, comm.device, comm.size == 1 or comm.backend == "nccl")
+    return CompiledBlock(block, backend)
