@@ -20,6 +20,7 @@ test_parity = families.parity_test("mattersim")
 test_parity_float32 = families.parity_test("mattersim-float32", ranks=(1, 2))
 test_envelope = families.envelope_test("mattersim")
 test_stress = families.stress_test("mattersim")
+test_cli = families.cli_test("mattersim")
 test_ase = families.ase_test("mattersim-float32")
 test_lammps = families.lammps_test("mattersim")
 

@@ -27,6 +27,7 @@ test_parity_float32 = families.parity_test("pet-float32", ranks=(2,))
 test_envelope = families.envelope_test("pet")
 test_envelope_adaptive = families.envelope_test("pet-adaptive")
 test_stress = families.stress_test("pet")
+test_cli = families.cli_test("pet")
 test_ase = families.ase_test("pet")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def calculator_of(name: str) -> Any:
 def make_case(name: str, exchanges: int, **more: Any) -> Case:
     def write(folder: Path) -> tuple[str, dict[str, Any]]:
         torch.save(model_of(name).state_dict(), folder / "weights.ckpt")
-        return f"orb:{folder / 'weights.ckpt'}", {"architecture": CONFIGS[name]}
+        return f"orb:{folder / 'weights.ckpt'}", {"architecture": json.dumps(CONFIGS[name])}
 
     both = {"halo": exchanges, "graph": exchanges}
     return Case(
