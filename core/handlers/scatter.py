@@ -296,9 +296,18 @@ def scatter_to_systems(call: Call):
     return _result(out, call, target, source, Role.SYSTEM, meta, 0)
 
 
+def _assigns_by_index(call: Call) -> bool:
+    target, index = call.args[:2]
+    if not isinstance(index, ShardTensor) or index._role.is_atoms:
+        return False
+    # a condition on per-system values picks among them the same on every rank
+    both = index._role is Role.SYSTEM and getattr(target, "_role", None) is Role.SYSTEM
+    return not (both and index.dtype is torch.bool)
+
+
 @register(
     "setitem", when="x[receivers] = ..., x[systems] = ...", does="refused: which edge wins is not defined",
-    predicate=lambda call: isinstance(call.args[1], ShardTensor) and not call.args[1]._role.is_atoms,
+    predicate=_assigns_by_index,
 )  # fmt: skip
 def assign_by_index(call: Call):
     raise call.refuse(

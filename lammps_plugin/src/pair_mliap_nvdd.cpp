@@ -403,7 +403,13 @@ int PairMLIAPNVDD::pair_forces(void *self, const double *fij)
   double w[6] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
   for (int k = 0; k < npairs; k++) {
     const double *const r = rij + 3 * (size_t) k, *const g = fij + 3 * (size_t) k;
-    const double t[6] = {-r[0] * g[0], -r[1] * g[1], -r[2] * g[2], -r[0] * g[1], -r[0] * g[2], -r[1] * g[2]};
+    // symmetric: the sum of x f_y differs from that of y f_x where a model is not invariant under rotation
+    const double t[6] = {-r[0] * g[0],
+                         -r[1] * g[1],
+                         -r[2] * g[2],
+                         -0.5 * (r[0] * g[1] + r[1] * g[0]),
+                         -0.5 * (r[0] * g[2] + r[2] * g[0]),
+                         -0.5 * (r[1] * g[2] + r[2] * g[1])};
     for (int d = 0; d < 6; d++) w[d] += t[d];
     if (pair->vflag_atom) {
       double *const vi = pair->vatom[pair_i[k]], *const vj = pair->vatom[pair_j[k]];

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import ops
+from nvdd.handlers.count import rows_per_system
 
 count = lambda w: w.n_atoms_per_system
+systems = lambda w: torch.arange(w.n_systems)
+edges = lambda w: rows_per_system(w.batch[w.receivers], w.n_systems)
 
 CASES = {
     "systems": {
@@ -22,6 +25,8 @@ CASES = {
         "itself": lambda w: count(w) + 0,
         "where": lambda w: torch.where(count(w) > 3, w.s, -w.s),
         "total": lambda w: w.s / int(count(w).sum()),
+        "sums by repeated numbers of systems": lambda w: w.zeros(3, 3).index_add(0, systems(w).repeat_interleave(count(w)), w.x),
+        "edges": lambda w: w.s / edges(w) + w.zeros(3, 3).index_add(0, systems(w).repeat_interleave(edges(w)), w.e).sum(1),
     },
     "atoms": {
         "gathered": lambda w: w.x / count(w)[w.batch][:, None] + w.x / count(w).index_select(0, w.batch).unsqueeze(1),
@@ -29,6 +34,10 @@ CASES = {
         "repeat_interleave of a vector": lambda w: w.x * torch.repeat_interleave(w.sv, count(w), dim=0),
         "repeat_interleave with output_size": lambda w: w.x * torch.repeat_interleave(w.sv, repeats=count(w), dim=0, output_size=w.n),
         "repeat_interleave of a parameter": lambda w: w.x * w.table[:3].repeat_interleave(count(w), dim=0),
+        "repeat_interleave by edges": lambda w: w.x + w.zeros(w.n, 3).index_add(
+            0, w.receivers, w.e * w.sv.repeat_interleave(edges(w), 0)
+        ),
+        "other numbers than those of systems": lambda w: w.x * torch.tensor([1, 0, 2]).repeat_interleave(count(w))[:, None],
         "repeat_interleave of a sum": lambda w: w.x - (w.zeros(3, 3).index_add(0, w.batch, w.x) / count(w)[:, None]).repeat_interleave(count(w), 0),
         "over the number of all atoms": lambda w: w.x / count(w).sum() - w.x.sum(0) / count(w).sum(),
         "times the number of atoms of a system": lambda w: w.x * count(w).sum() + w.x * count(w).prod(),

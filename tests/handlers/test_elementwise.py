@@ -91,6 +91,7 @@ CASES = {
         "joined": lambda w: torch.cat([w.sv, w.s[:, None]], 1) + torch.stack([w.s] * 4, 1),
         "repeated along features": lambda w: w.s[:, None].expand(-1, 3) + w.s[:, None].expand(3, 3) + w.s[:, None].repeat(1, 3)
         + w.sv[:, :1].tile((3,)) + w.sv[:, :1].expand_as(w.sv) + w.s[:, None].repeat_interleave(3, 1),
+        "assignment where a condition holds": lambda w: _assigned(w.sv * 2) + _assigned(w.s * w.x.sum())[:, None],
         "branches on a value": lambda w: w.sv * 2 if w.s.sum() > 0 else w.sv * 3,
         "a Python number": lambda w: w.sv * float(w.x.sum()) + w.x.mean().item(),
     },
@@ -140,6 +141,11 @@ REFUSED = {
     "assignment into rows": (lambda w: w.x.detach().__setitem__((slice(None), 0), 1.0), "setitem"),
     "assignment of rows": (lambda w: w.zeros(w.n, 3).__setitem__((slice(None), 0), w.x[:, 0]), "setitem"),
 }  # fmt: skip
+
+
+def _assigned(value):
+    value[value < 0.3] = 0.25
+    return value
 
 
 @pytest.mark.parametrize("kind,name", [(kind, name) for kind in CASES for name in CASES[kind]])

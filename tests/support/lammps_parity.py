@@ -25,10 +25,10 @@ neighbor 0.5 bin
 neigh_modify every 4 delay 0 check no
 timestep {timestep}
 velocity all create 300 4928 loop geom
-compute e all pe/atom
+{energy_atom}
 {stress_atom}
 compute p all pressure NULL virial
-compute reduced all reduce sum c_e {reduced}
+compute reduced all reduce sum {reduced}
 thermo_style custom step pe vol c_p[*] c_reduced[*]
 thermo 1
 """
@@ -46,7 +46,7 @@ class Job:
         elements: of the deck's types, in order.
         style, boundary: atom_style; a `boundary` command.
         units: of the deck.
-        stress_atom: whether stress/atom is computed, too.
+        stress_atom, energy_atom: whether stress/atom and pe/atom are computed, too.
     """
 
     model: str
@@ -57,12 +57,18 @@ class Job:
     boundary: str = ""
     units: str = "metal"
     stress_atom: bool = True
+    energy_atom: bool = True
 
     def deck(self) -> str:
+        computes = {
+            "stress_atom": "compute s all stress/atom NULL virial" if self.stress_atom else "",
+            "energy_atom": "compute e all pe/atom" if self.energy_atom else "",
+        }
         return DECK.format(
-            **vars(self) | {"stress_atom": "compute s all stress/atom NULL virial" if self.stress_atom else ""},
+            **vars(self) | computes,
             file=self.model if self.model.endswith(".pkl") else f"{self.model}.nvdd",
-            data=self.structure.replace(" ", "_"), timestep=TIMESTEP.get(self.units, 0.001), reduced="c_s[1]" if self.stress_atom else "c_e",
+            data=self.structure.replace(" ", "_"), timestep=TIMESTEP.get(self.units, 0.001),
+            reduced=f"{'c_e' if self.energy_atom else 'x'} {'c_s[1]' if self.stress_atom else 'x'}",
         )  # fmt: skip
 
 
@@ -116,7 +122,8 @@ def _run(job: Job, comm: Any) -> dict[str, Any]:
         last = lmp.last_thermo()
         lo, hi, xy, yz, xz, periodic, _ = lmp.extract_box()
         return {
-            "x": atoms("x", 3), "type": atoms("type"), "forces": atoms("f", 3), "energies": computed("e", LMP_TYPE_VECTOR),
+            "x": atoms("x", 3), "type": atoms("type"), "forces": atoms("f", 3),
+            "energies": computed("e", LMP_TYPE_VECTOR) if job.energy_atom else None,
             "stresses": computed("s", LMP_TYPE_ARRAY, 6) if job.stress_atom else None, "energy": lmp.get_thermo("pe"), "volume": lmp.get_thermo("vol"),
             "pressure": np.array([last[f"c_p[{k}]"] for k in range(1, 7)]),
             "cell": np.array([[hi[0] - lo[0], 0, 0], [xy, hi[1] - lo[1], 0], [xz, yz, hi[2] - lo[2]]]),

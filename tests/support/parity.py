@@ -161,6 +161,7 @@ def on_rank(comm: Communicator, model: str, name: str, options: dict, strain=Non
     wanted = {"energy", "energies", "forces"}
     if atoms.cell.rank == 3:
         wanted |= {"stress", "stresses"}
+    wanted &= distributed.available_outputs
     distributed(batch, {"energy"})
     with dispatch_trace() as trace:
         out = distributed(batch, wanted)

@@ -124,6 +124,12 @@ def _open(atoms: Atoms, axis: int) -> Atoms:
     return atoms
 
 
+def quartz_charged() -> Atoms:
+    atoms = quartz((1, 1, 1))
+    atoms.info.update(charge=1, spin=2)
+    return atoms
+
+
 def silane_like() -> Atoms:
     atoms = molecule("Si2H6")
     atoms.numbers[atoms.numbers == 1] = 8
@@ -148,6 +154,7 @@ STRUCTURES = {
     "quartz slab": lambda: _open(quartz((2, 2, 1)), 2),
     "quartz bar": lambda: quartz((2, 2, 6)),
     "quartz unit": lambda: quartz((1, 1, 1)),
+    "quartz charged": quartz_charged,
     "silane-like": silane_like,
     "silica left-handed": silica_left_handed,
     "silica unwrapped": silica_unwrapped,
