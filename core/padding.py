@@ -19,7 +19,7 @@ from nvdd.communicator import Communicator
 from nvdd.data import Batch
 from nvdd.errors import InputError
 
-_SLACK = 0.02  # of a capacity that has to grow
+_SLACK = 0.02  # of a new capacity: what fills up costs as much as what counts
 _MULTIPLE = 32
 # a direction without zeros and in units of the cutoff well inside of it: no model has a singularity there
 _FILL_VECTOR = (0.216, 0.288, 0.48)
@@ -39,7 +39,7 @@ def resolve_cap(
     Args:
         count: rows of this rank.
         cap: the capacity so far; 0 for none.
-        slack: by how much a capacity that grows exceeds the need.
+        slack: by how much a new capacity exceeds the need; one that was too small gets three times that.
         multiple: capacities are multiples of it, at least 2: torch compiles sizes 0 and 1 apart.
         comm: ranks that shall have one capacity; every rank calls it at once. None to decide alone.
         site: for messages.
@@ -57,6 +57,7 @@ def resolve_cap(
     if 0 < count <= cap or (cap and not count):
         return cap
     need = max(count, 1)
+    slack *= 3 if cap else 1  # atoms that move about shall not make it grow again and again
     return -(-int(need * (1 + slack) + 0.999999) // multiple) * multiple
 
 
