@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,11 @@ class Capacities:
             [resolve_cap(n, was, multiple=8) if n or was else 0 for n, was in zip(row, before, strict=True)]
             for row, before in zip(table, old, strict=True)
         ]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The same on every rank, and another one where a capacity of any rank has grown."""
+        return self.owned, tuple(map(tuple, self.halo))
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from nvdd.collective_ops import TracedRanks
 from nvdd.data import Batch
 from nvdd.errors import InputError
 from nvdd.padding import padder_at
+from nvdd.plan import ExchangePlan
 from nvdd.policy import ShardedStoragePolicy
 from nvdd.roles import ShardMeta
 from nvdd.runtime.block import Block, Pass, derives
@@ -106,7 +107,7 @@ class CompiledBlock:
     backend: str
     n_traces: int = 0
     _caps: Capacities = field(default_factory=Capacities)
-    _topology: Topology | None = None
+    _plan: ExchangePlan | None = None
     _filled: FilledTopology | None = None
     _programs: dict[Any, _Program] = field(default_factory=dict)
 
@@ -132,12 +133,14 @@ class CompiledBlock:
         """One step, as `Block.forward` and `Block.derive`; to be called outside of `Block.running`."""
         if batch.n_systems != 1:
             raise InputError(f"compile: one system at a time, got a batch of {batch.n_systems}; leave compile out for it")
-        if graph.topology is not self._topology:
+        if graph.topology.plan is not self._plan:
             self._caps.reserve(graph.topology, self.block.comm)
             self._filled = FilledTopology.of(graph.topology, self._caps, self.block.comm)
-            self._topology = graph.topology
+            self._plan = graph.topology.plan
         inputs, fields = self._inputs(batch, graph)
-        key = (frozenset(wanted), tuple((name, tuple(t.shape)) for name, t in inputs.items()))
+        # ranks trace and capture in the same steps: NCCL may want all of them while one captures its messages
+        shapes = (self._caps.key, *((name, tuple(t.shape)) for name, t in inputs.items()))
+        key = (frozenset(wanted), shapes)
         values = list(inputs.values())
         program = self._programs.get(key)
         if program is None:
@@ -164,6 +167,8 @@ class CompiledBlock:
         edges = {"pair": at.place[graph.pair], "vectors": graph.vectors.detach(), "shift": graph.shift}
         dtype = self.block.wrapper.dtype
         put = lambda v: v.to(device, dtype if v.is_floating_point() else v.dtype)
+        if self.block.comm.size > 1:  # by itself a rank would compile while the others wait, or capture without them
+            self.padder.reserve(graph.pair.shape[1], self.block.comm)
         inputs = self.padder.pad(edges, last, last - 1)
         take = lambda padded: padded.index_select(0, at.source)
         inputs["atomic_numbers"] = take(graph.topology.atomic_numbers)

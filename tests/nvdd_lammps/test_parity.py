@@ -37,6 +37,9 @@ FEW = [
 ]  # fmt: skip
 
 
+COMPILED = ("nve", "empty rank", "NPT, triclinic", "all atoms leave a rank")
+
+
 def in_metal(deck: str) -> str:
     """A deck of units lj with epsilon = 1 eV, sigma = 1 A, mass 1; our models for the pickles."""
     deck = deck.replace("units lj", "units metal\ntimestep 0.00005").replace("lattice fcc 0.8442", "lattice fcc 1.6795962")
@@ -49,6 +52,7 @@ def in_metal(deck: str) -> str:
 def lj_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lj")
     export_model("lj", folder / "lj.nvdd", options={"cutoff": 2.5}, elements=["Ar"])
+    export_model("lj", folder / "compiled.nvdd", options={"cutoff": 2.5}, elements=["Ar"], compile="eager")
     export_model("lj", folder / "half.nvdd", options={"cutoff": 2.5, "epsilon": 0.5}, elements=["Ar"])
     two = {"epsilon": "Ar:1,Kr:0.6", "sigma": "Ar:1,Kr:0.9", "cutoff": 2.5, "pair_coeffs": "Ar-Kr:0.8:0.95"}
     export_model("lj", folder / "two.nvdd", options=two, elements=["Ar", "Kr"])
@@ -91,6 +95,8 @@ def lj_numbers(lj_folder):
             there = "suffix off\n" + theirs[theirs.rindex("pair_style") :]
             jobs[name, "theirs there"] = Deck(setup, ours, f"{action}\n{there}")
             jobs[name, "theirs"] = Deck(setup, theirs, action)
+            if name in COMPILED:
+                jobs[name, "compiled"] = Deck(setup, ours.replace("lj.nvdd", "compiled.nvdd"), action)
         return decks(jobs, ranks, cwd=lj_folder)
 
     return lambda ranks, name: run(ranks, lj_in_ci(ranks, name))
@@ -103,6 +109,13 @@ def test_equals_lj_cut(lj_numbers, ranks, name):
     assert_same(ours, found[name, "theirs there"])
     # rounding grows along a trajectory; what it must not do is to take another path
     assert_same(ours, found[name, "theirs"], relative=1e-8, force=1e-7)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_compiled_equals_eager(lj_numbers, ranks, name):
+    found = lj_numbers(ranks, name)
+    assert_same(found[name, "compiled"], found[name, "ours"], relative=1e-8, force=1e-7)
 
 
 # -- against ASE -----------------------------------------------------------------------------------------------------
