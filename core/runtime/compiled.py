@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from nvdd.collective_ops import TracedRanks
 from nvdd.data import Batch
-from nvdd.errors import InputError
+from nvdd.errors import DistributedOpError, InputError
 from nvdd.padding import padder_at
 from nvdd.plan import ExchangePlan
 from nvdd.policy import ShardedStoragePolicy
@@ -29,7 +29,7 @@ from nvdd.runtime.capacity import N_DUMMIES, Capacities, FilledTopology
 from nvdd.runtime.graph import LocalGraph, Topology
 from nvdd.runtime.leaves import Derivatives
 from nvdd.runtime.outputs import Energy
-from nvdd.runtime.tracing import ChecksLater, traced
+from nvdd.runtime.tracing import ChecksLater, Unwritten, traced
 from nvdd.shard_tensor import to_local
 from nvdd.specs import ForceStrategy, OutputKind
 
@@ -52,6 +52,23 @@ def backend_of(compile: bool | str, device: torch.device, capturable: bool) -> s
         why = "messages that go through the host (gloo) cannot be captured" if device.type == "cuda" else f"this is {device}"
         raise InputError(f"compile={compile!r} needs a GPU, and NCCL between several ranks: {why}; take compile='inductor'")
     return compile
+
+
+def _moved(values: Tensor) -> Tensor:
+    """Displacements, A, other ones for each row and axis."""
+    at = torch.arange(values.numel(), dtype=torch.float64, device=values.device)
+    return (1e-2 * torch.sin(2.3 * at + 0.7)).reshape(values.shape).to(values.dtype)
+
+
+def _differ(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
+    """0-d int64: 1 where two results differ by more than the order of sums makes them."""
+    b = b.detach()
+    if not a.is_floating_point():
+        return (a != b).any().to(torch.int64)
+    only_one = a.isfinite() != b.isfinite()
+    a, b = (torch.where(t.isfinite(), t, 0.0) for t in (a, b))
+    scale = b.abs().amax() if b.numel() else b.new_zeros(())
+    return (only_one | ((a - b).abs() > tolerance * (scale + 1e-3))).any().to(torch.int64)
 
 
 @dataclass(eq=False)
@@ -204,8 +221,31 @@ class CompiledBlock:
             return found["values"]
 
         module = traced(forward, list(inputs.values()))
+        results = [t.detach() for t in found["values"]]
+        self._prove(module, forward, inputs, found["names"])
         self.n_traces += 1
-        return _Program(found["names"], module, found["errors"]), [t.detach() for t in found["values"]]
+        return _Program(found["names"], module, found["errors"]), results
+
+    def _prove(self, module: fx.GraphModule, forward: Callable, inputs: dict[str, Tensor], names: list[str]) -> None:
+        """Raises, on all ranks, where the graph and the model differ on another step than the one that was traced.
+
+        What a model does outside of torch's operations (NumPy, a kernel launched by itself) is not in the graph.
+        """
+        moved = [t + _moved(t) if name in ("vectors", "positions") else t for name, t in inputs.items()]
+        with torch.no_grad():
+            found = Unwritten(module).run(*moved)
+        expected = forward(*moved)
+        tolerance = 1e-9 if self.block.wrapper.dtype is torch.float64 else 1e-4
+        off = [_differ(a, b, tolerance) for a, b in zip(found, expected, strict=True)]
+        comm = self.block.comm
+        worst = comm.all_reduce(torch.stack(off).to(comm.message_device), "max", "graphs beside models")
+        if bool(worst.any()):
+            which = ", ".join(name.partition(".")[2] or name for name, bad in zip(names, worst.tolist(), strict=True) if bad)
+            raise DistributedOpError(
+                f"compile: the graph of {self.block.name} gives another {which} than the model when atoms move: the model does "
+                "something that is no operation of torch (NumPy, a kernel that it launches itself). Make it an operation with "
+                "torch.library, or leave compile out"
+            )
 
     def _evaluate(
         self,

@@ -68,8 +68,27 @@ def _not_static(what: Any) -> DistributedOpError:
     )
 
 
+class Unwritten(fx.Interpreter):
+    """Runs a graph with NaN in memory that is allocated and not filled.
+
+    Where something writes to such memory behind torch's back, what it wrote in an earlier run may still be there.
+    """
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """One operation."""
+        out = super().call_function(target, args, kwargs)
+        if getattr(target, "overloadpacket", None) in _ALLOCATE:
+            out.fill_(torch.nan if out.is_floating_point() else out.dtype is torch.bool or torch.iinfo(out.dtype).max)
+        return out
+
+
+_ALLOCATE = {getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")}
+
+
 class ChecksLater(TorchFunctionMode):
     """Functions of torch's that look at values only to check them are replaced; `ShardMeta.require` keeps the check.
+
+    Those that hand values to others than torch are refused.
 
     Args:
         meta: of the forward that is traced.
@@ -81,6 +100,8 @@ class ChecksLater(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func in _LEAKS and torch._C._len_torch_dispatch_stack():  # not inside of an operation, which is run as a whole
+            raise _not_static(f"Tensor.{func.__name__}")
         if func in _ONE_HOT:
             index, classes = _one_hot_arguments(*args, **kwargs)
             # a ShardTensor is first for dispatch, which comes back with torch functions of subclasses off
@@ -100,6 +121,7 @@ class ChecksLater(TorchFunctionMode):
         return (index.unsqueeze(-1) == torch.arange(classes, device=index.device)).to(torch.int64)
 
 
+_LEAKS = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.__dlpack__)
 _ONE_HOT = (torch.nn.functional.one_hot, torch._C._nn.one_hot)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from nvdd import (
     HaloStoragePolicy,
     InputError,
     MLIPSpec,
+    ModelOutputs,
     ShardedStoragePolicy,
     dispatch_trace,
+    to_local,
 )
 
 # torch's own warning, of a model that calls it
@@ -293,3 +296,30 @@ def test_a_policy_chooses_padder_and_force_strategy():
     found, expected = fast(batch), DistributedModel(model, DomainConfig())(batch)
     assert block.padder.cap % 512 == 0
     assert (found["forces"] - expected["forces"]).abs().max() <= 1e-12
+
+
+class OutsideTorch(toys.toy("fields").__class__):
+    """A step of its forward is done by NumPy, or by a kernel that writes where torch can't see it."""
+
+    how = "numpy"
+
+    def forward(self, data):
+        out = super().forward(data)
+        plain = to_local(data.edge_vectors).detach()
+        if self.how == "numpy":
+            scale = float(np.tanh(np.abs(plain.numpy()).mean()))
+        else:
+            hidden = torch.empty(1, dtype=plain.dtype)
+            ctypes.memmove(hidden.data_ptr(), (plain.square().sum() + 1.0).reshape(1).data_ptr(), 8)
+            scale = hidden
+        return ModelOutputs(energies=out["energies"] * scale)
+
+
+@pytest.mark.parametrize("how,words", (("numpy", r"Tensor\.numpy at .*test_compiled"), ("kernel", "no operation of torch")))
+def test_what_the_graph_can_not_have_seen(how, words):
+    model = OutsideTorch()
+    model.how = how
+    batch = toys.batch_of("slab")
+    DistributedModel(model, DomainConfig())(batch)
+    with pytest.raises(DistributedOpError, match=words):
+        DistributedModel(model, DomainConfig(compile="eager"))(batch)
