@@ -171,7 +171,7 @@ _is_traced = torch._C._len_torch_dispatch_stack
 
 def is_traced() -> bool:
     """Whether operations are being written down, to be run on other values later: values must not be looked at."""
-    return bool(_is_traced()) or torch.compiler.is_compiling()
+    return torch.compiler.is_compiling() or bool(_is_traced())  # in the order that torch.compile can follow
 
 
 def _as_shard(tensor: Tensor) -> ShardTensor:

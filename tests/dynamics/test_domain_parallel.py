@@ -177,7 +177,7 @@ def test_what_is_refused():
     with pytest.raises(InputError, match="partition takes a Batch on rank 0"):
         run.partition(parity.structure("argon"))
     for message, options in {
-        "compile=True is not in this version": {"compile": True},
+        "compile must be True, False or one of": {"compile": "quickly"},
         "migration_hysteresis must be zero or positive": {"migration_hysteresis": -1.0},
         "rebalance_every must be a positive whole number": {"rebalance_every": 0},
         "balance_by must be 'atoms' or 'time'": {"balance_by": "edges"},
