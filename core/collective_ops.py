@@ -96,8 +96,7 @@ class TracedRanks:
         if self.size == 1:
             return send.new_empty((0, *send.shape[1:]))
         send = send.contiguous()
-        after = send if self._last is None else self._last
-        self._last = exchange(send, after, list(send_counts), list(recv_counts), self._number, site)
+        self._last = exchange(send, self._after(send), list(send_counts), list(recv_counts), self._number, site)
         return self._last
 
     def all_reduce(self, value: Tensor, op: str = "sum", site: str = "") -> Tensor:
@@ -105,8 +104,12 @@ class TracedRanks:
         if self.size == 1:
             return value.clone()
         value = value.detach().contiguous()
-        self._last = all_reduce(value, value if self._last is None else self._last, op, self._number, site)
+        self._last = all_reduce(value, self._after(value), op, self._number, site)
         return self._last
+
+    def _after(self, first: Tensor) -> Tensor:
+        """What the next message waits for; nothing is derived by it."""
+        return (first if self._last is None else self._last).detach()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

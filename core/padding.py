@@ -96,12 +96,12 @@ class GraphPadder(ABC):
         return self.cap
 
     @abstractmethod
-    def pad(self, graph: Mapping[str, Tensor], receiver: int, sender: int) -> dict[str, Tensor]:
+    def pad(self, graph: Mapping[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
         """The graph at its capacity.
 
         Args:
             graph: tensors by name, see the classes.
-            receiver, sender: rows of atoms that count nowhere; what is added joins them.
+            first, last: rows of atoms that count nowhere, from ``first`` to ``last``; what is added joins them.
         """
 
 
@@ -109,8 +109,9 @@ class GraphPadder(ABC):
 class COOPadder(GraphPadder):
     """Of edge lists: ``pair`` (2, E) receivers and senders, ``vectors`` (E, 3) A, anything else (E, ...).
 
-    Edges from ``sender`` to ``receiver`` are added at the end, of a length inside the cutoff (a model may have
-    singularities at zero and beyond its cutoff); ``shift`` and what is given besides is zero there.
+    Edges into all rows from ``first`` to ``last`` in turn are added at the end, their sender the row before the last (and of
+    that the last), of a length inside the cutoff: a model may have singularities at zero, beyond its cutoff, and for atoms
+    without neighbours. ``shift`` and what is given besides is zero there.
 
     Attributes:
         cutoff: A.
@@ -118,13 +119,17 @@ class COOPadder(GraphPadder):
 
     cutoff: float = 1.0
 
-    def pad(self, graph: Mapping[str, Tensor], receiver: int, sender: int) -> dict[str, Tensor]:
+    def pad(self, graph: Mapping[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
         """See the class; grows the capacity where it must (on this rank only)."""
-        pair = graph["pair"]
-        cap = self.reserve(pair.shape[1])
-        ends = torch.tensor([receiver, sender], dtype=pair.dtype, device=pair.device)
+        if last <= first:
+            raise InputError(f"COOPadder: edges that fill up join two rows at least, got rows {first} to {last}")
+        pair, n_rows = graph["pair"], last + 1 - first
+        cap = self.reserve(pair.shape[1] + n_rows)
+        added = cap - pair.shape[1]
+        receiver = first + torch.arange(added, dtype=pair.dtype, device=pair.device) * n_rows // added
+        sender = torch.where(receiver == last - 1, last, last - 1)
         out = {name: filled(value, cap, 0) for name, value in graph.items() if name not in ("pair", "vectors")}
-        out["pair"] = filled(pair.T, cap, ends).T.contiguous()
+        out["pair"] = torch.cat([pair, torch.stack([receiver, sender])], 1)
         if "vectors" in graph:
             out["vectors"] = filled(graph["vectors"], cap, self.fill_vector(graph["vectors"]))
         return out
@@ -138,17 +143,17 @@ class COOPadder(GraphPadder):
 class DensePadder(GraphPadder):
     """Of neighbour matrices: ``neighbor_matrix`` (N, K) rows of neighbours, ``neighbor_matrix_shifts`` (N, K, 3).
 
-    The capacity is of K. Where there is no neighbour stands ``sender``; rows behind the first N are left to the caller.
+    The capacity is of K. Where there is no neighbour stands ``last``; rows behind the first N are left to the caller.
     """
 
     multiple: int = 8
 
-    def pad(self, graph: Mapping[str, Tensor], receiver: int, sender: int) -> dict[str, Tensor]:
+    def pad(self, graph: Mapping[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
         """See the class."""
         matrix = graph["neighbor_matrix"]
         cap = self.reserve(matrix.shape[1])
         out = dict(graph)
-        out["neighbor_matrix"] = filled(matrix.T, cap, sender).T.contiguous()
+        out["neighbor_matrix"] = filled(matrix.T, cap, last).T.contiguous()
         if (shifts := graph.get("neighbor_matrix_shifts")) is not None:
             out["neighbor_matrix_shifts"] = filled(shifts.transpose(0, 1), cap, 0).transpose(0, 1).contiguous()
         return out

@@ -66,8 +66,10 @@ def _many(value: Any) -> Sequence[Any]:
 
 def _counted(seed: Tensor | None, output: ShardTensor) -> Tensor | None:
     """The seed without phantom and halo rows, which another rank counts or none."""
-    if seed is None or not output._role.is_atoms:
+    if seed is None or not output._role.has_rows or (not output._role.is_atoms and output._meta.counts is None):
         return to_local(seed)
+    if not output._role.is_atoms:  # edges that fill up count nowhere
+        return output._meta.only_counted(to_local(seed), output._row_dim, edges=True)
     meta, n = output._meta, output.shape[output._row_dim]
     if meta.counts is not None:
         counts = torch.nn.functional.pad(meta.counts, (0, n - meta.n_owned))

@@ -98,8 +98,9 @@ def _neutral(call: Call, x: ShardTensor) -> float | bool:
     """What adds nothing to the reduction."""
     if call.name in _EXTREMA:
         return worst(to_local(x), "amax" if call.name.endswith("max") else "amin")
-    if call.name in _NORMS and call.arg(1, "p" if call.name == "norm" else "ord", 2) in (-torch.inf, "-inf"):
-        return torch.inf
+    if call.name in _NORMS:
+        order = call.arg(1, "p" if call.name == "norm" else "ord", 2)
+        return torch.inf if isinstance(order, (int, float)) and order < 0 else 0
     return {"all": True, "prod": 1}.get(call.name, 0)
 
 

@@ -25,7 +25,7 @@ from nvdd.plan import ExchangePlan
 from nvdd.policy import ShardedStoragePolicy
 from nvdd.roles import ShardMeta
 from nvdd.runtime.block import Block, Pass, derives
-from nvdd.runtime.capacity import N_DUMMIES, Capacities, FilledTopology
+from nvdd.runtime.capacity import Capacities, FilledTopology
 from nvdd.runtime.graph import LocalGraph, Topology
 from nvdd.runtime.leaves import Derivatives
 from nvdd.runtime.outputs import Energy
@@ -54,10 +54,23 @@ def backend_of(compile: bool | str, device: torch.device, capturable: bool) -> s
     return compile
 
 
-def _moved(values: Tensor) -> Tensor:
-    """Displacements, A, other ones for each row and axis."""
-    at = torch.arange(values.numel(), dtype=torch.float64, device=values.device)
-    return (1e-2 * torch.sin(2.3 * at + 0.7)).reshape(values.shape).to(values.dtype)
+def _moved(name: str, values: Tensor) -> Tensor:
+    """An input as it might be in another step: displaced by 0.01 A, the cell and further inputs by a per cent."""
+    if name in ("vectors", "positions"):
+        at = torch.arange(values.numel(), dtype=torch.float64, device=values.device)
+        return values + (1e-2 * torch.sin(2.3 * at + 0.7)).reshape(values.shape).to(values.dtype)
+    if values.is_floating_point() and (name == "cell" or name.startswith(("node:", "system:"))):
+        return values * 1.01
+    return values
+
+
+def _side_by_side(ours: Derivatives, theirs: Derivatives) -> dict[str, tuple[Tensor, Tensor]]:
+    """What two derivatives have, by name."""
+    found = {name: (value, theirs.padded[name]) for name, value in ours.padded.items()}
+    for name in ("pair_forces", "forces", "virial"):
+        if (value := getattr(ours, name)) is not None:
+            found[name] = value, getattr(theirs, name)
+    return found
 
 
 def _differ(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
@@ -156,14 +169,17 @@ class CompiledBlock:
             self._plan = graph.topology.plan
         inputs, fields = self._inputs(batch, graph)
         # ranks trace and capture in the same steps: NCCL may want all of them while one captures its messages
-        shapes = (self._caps.key, *((name, tuple(t.shape)) for name, t in inputs.items()))
-        key = (frozenset(wanted), shapes)
+        shapes = (self._caps.key, *((name, tuple(t.shape), t.dtype) for name, t in inputs.items()))
+        key = (frozenset(wanted), shapes, self._model_state())
         values = list(inputs.values())
         program = self._programs.get(key)
         if program is None:
             same = {k: p for k, p in self._programs.items() if k[1] == key[1]}  # of smaller shapes none comes back
             program, results = self._trace(inputs, fields, meta, wanted)
+            done = self._unpack(dict(zip(program.names, results, strict=True)), program, graph, meta)
+            self._compare(done, batch, graph, wanted)
             self._programs = {**same, key: program}
+            return done
         else:
             with torch.no_grad():
                 results = self._run(program, values)
@@ -173,6 +189,12 @@ class CompiledBlock:
         """Lets go of what was compiled and captured; a later step makes it anew."""
         self._programs = {}
         gc.collect()  # graphs of torch.fx are in cycles, and NCCL does not end before the CUDA graphs that use it
+
+    def _model_state(self) -> tuple[Any, ...]:
+        """Changes with what a graph of the model holds: its tensors (not their values) and whether it is in training."""
+        modules = list(self.block.wrapper.modules())
+        tensors = (id(t) for m in modules for table in (m._parameters, m._buffers) for t in table.values())
+        return torch.get_default_dtype(), tuple(m.training for m in modules), tuple(tensors)
 
     # -- inputs
 
@@ -184,9 +206,10 @@ class CompiledBlock:
         edges = {"pair": at.place[graph.pair], "vectors": graph.vectors.detach(), "shift": graph.shift}
         dtype = self.block.wrapper.dtype
         put = lambda v: v.to(device, dtype if v.is_floating_point() else v.dtype)
+        first = graph.topology.plan.n_owned - graph.topology.n_phantom
         if self.block.comm.size > 1:  # by itself a rank would compile while the others wait, or capture without them
-            self.padder.reserve(graph.pair.shape[1], self.block.comm)
-        inputs = self.padder.pad(edges, last, last - 1)
+            self.padder.reserve(graph.pair.shape[1] + last + 1 - first, self.block.comm)
+        inputs = self.padder.pad(edges, first, last)
         take = lambda padded: padded.index_select(0, at.source)
         inputs["atomic_numbers"] = take(graph.topology.atomic_numbers)
         inputs["system"] = take(graph.topology.system)
@@ -231,21 +254,51 @@ class CompiledBlock:
 
         What a model does outside of torch's operations (NumPy, a kernel launched by itself) is not in the graph.
         """
-        moved = [t + _moved(t) if name in ("vectors", "positions") else t for name, t in inputs.items()]
+        moved = [_moved(name, t) for name, t in inputs.items()]
         with torch.no_grad():
             found = Unwritten(module).run(*moved)
         expected = forward(*moved)
-        tolerance = 1e-9 if self.block.wrapper.dtype is torch.float64 else 1e-4
-        off = [_differ(a, b, tolerance) for a, b in zip(found, expected, strict=True)]
-        comm = self.block.comm
-        worst = comm.all_reduce(torch.stack(off).to(comm.message_device), "max", "graphs beside models")
-        if bool(worst.any()):
-            which = ", ".join(name.partition(".")[2] or name for name, bad in zip(names, worst.tolist(), strict=True) if bad)
+        if which := self._agreed(dict(zip(names, zip(found, expected, strict=True), strict=True))):
             raise DistributedOpError(
                 f"compile: the graph of {self.block.name} gives another {which} than the model when atoms move: the model does "
                 "something that is no operation of torch (NumPy, a kernel that it launches itself). Make it an operation with "
                 "torch.library, or leave compile out"
             )
+
+    def _compare(self, done: Pass, batch: Batch, graph: LocalGraph, wanted: set[str]) -> None:
+        """Raises, on all ranks, where rows and edges that fill up have changed a result of the eager step."""
+        block = self.block
+        meta = block.meta(graph, batch.n_systems)
+        try:
+            with block.running(meta), torch.enable_grad():
+                eager = block.forward(batch, graph, meta, [])
+                if derives(wanted):
+                    block.derive(eager, wanted, [], False)
+        finally:
+            meta.release()
+        pairs = {f"derived.{name}": pair for name, pair in _side_by_side(done.derivatives, eager.derivatives).items()}
+        if done.energy is not None:
+            pairs["energy"] = done.energy.by_system, eager.energy.by_system
+        n = graph.topology.plan.n_owned
+        for name, mine in done.raw.items():
+            theirs = to_local(eager.raw[name])
+            pairs[name] = (mine, theirs[:n] if mine.shape[:1] == (n,) else theirs)
+        if which := self._agreed(pairs):
+            raise DistributedOpError(
+                f"compile: {block.name} gives another {which} with rows and edges that are filled up to a capacity: it uses a "
+                "number of rows (len(x), x.shape[0]), or sums over plain rows (to_local) by itself. Sum with "
+                "scatters by data.batch or reductions over rows, or leave compile out"
+            )
+
+    def _agreed(self, pairs: dict[str, tuple[Tensor, Tensor]]) -> str:
+        """Names of the pairs whose two differ on any rank; every rank gives the same names."""
+        if not pairs:
+            return ""
+        tolerance = 1e-9 if self.block.wrapper.dtype is torch.float64 else 1e-4
+        comm = self.block.comm
+        off = torch.stack([_differ(a, b, tolerance) for a, b in pairs.values()])
+        worst = comm.all_reduce(off.to(comm.message_device), "max", "graphs beside models").tolist()
+        return ", ".join(name.partition(".")[2] or name for name, bad in zip(pairs, worst, strict=True) if bad)
 
     def _evaluate(
         self,
@@ -266,7 +319,7 @@ class CompiledBlock:
         )  # fmt: skip
         inner = ShardMeta(
             plan, 1, 0, meta.policy, counts=inputs["counts"],
-            edges_count=pair[0] < plan.n_owned - N_DUMMIES,
+            edges_count=inputs["counts"].index_select(0, pair[0]),
         )  # fmt: skip
         node, system = fields
         positions = inputs.get("positions")

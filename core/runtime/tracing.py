@@ -102,6 +102,9 @@ class ChecksLater(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _LEAKS and torch._C._len_torch_dispatch_stack():  # not inside of an operation, which is run as a whole
             raise _not_static(f"Tensor.{func.__name__}")
+        if func in _MADE_OF and torch._C._len_torch_dispatch_stack() and _holds_tensors(args[-1] if args else kwargs.get("data")):
+            # torch reads the numbers where no mode sees it
+            raise _not_static(f"{func.__name__} of a list of tensors (use torch.stack)")
         if func in _ONE_HOT:
             index, classes = _one_hot_arguments(*args, **kwargs)
             # a ShardTensor is first for dispatch, which comes back with torch functions of subclasses off
@@ -121,7 +124,17 @@ class ChecksLater(TorchFunctionMode):
         return (index.unsqueeze(-1) == torch.arange(classes, device=index.device)).to(torch.int64)
 
 
-_LEAKS = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.__dlpack__)
+_LEAKS = (
+    torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.__dlpack__, torch.Tensor.__float__,
+    torch.Tensor.__repr__,
+)  # fmt: skip
+_MADE_OF = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)
+
+
+def _holds_tensors(values: Any) -> bool:
+    return isinstance(values, (list, tuple)) and any(isinstance(v, Tensor) or _holds_tensors(v) for v in values)
+
+
 _ONE_HOT = (torch.nn.functional.one_hot, torch._C._nn.one_hot)
 
 

@@ -70,7 +70,7 @@ def test_edges_that_fill_up_add_exactly_nothing():
     pair = batch.neighbor_list.T if layout.sender_column == 1 else batch.neighbor_list.T.flip(0)
     graph = {"pair": pair, "vectors": vectors, "shift": batch.neighbor_list_shifts}
     padder = COOPadder(cutoff=8.5)
-    padded = padder.pad(graph, receiver=n + 1, sender=n)
+    padded = padder.pad(graph, first=n, last=n + 1)
     assert padder.cap >= edges and padded["pair"].shape == (2, padder.cap)
 
     def evaluate(rows: int, graph: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
