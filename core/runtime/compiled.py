@@ -174,7 +174,7 @@ class CompiledBlock:
         values = list(inputs.values())
         program = self._programs.get(key)
         if program is None:
-            same = {k: p for k, p in self._programs.items() if k[1] == key[1]}  # of smaller shapes none comes back
+            same = {k: p for k, p in self._programs.items() if k[1:] == key[1:]}  # what is smaller does not come back
             program, results = self._trace(inputs, fields, meta, wanted)
             done = self._unpack(dict(zip(program.names, results, strict=True)), program, graph, meta)
             self._compare(done, batch, graph, wanted)

@@ -27,6 +27,9 @@ from nvdd import (
     InputError,
     MLIPSpec,
     ModelOutputs,
+    OutputKind,
+    OutputSpec,
+    Reduce,
     ShardedStoragePolicy,
     dispatch_trace,
     to_local,
@@ -323,3 +326,121 @@ def test_what_the_graph_can_not_have_seen(how, words):
     DistributedModel(model, DomainConfig())(batch)
     with pytest.raises(DistributedOpError, match=words):
         DistributedModel(model, DomainConfig(compile="eager"))(batch)
+
+
+# -- what rows that fill up, or values that are read, could have made wrong
+
+
+class Statistic(toys.Toy):
+    """An energy that one number of all atoms scales."""
+
+    by = "lowest norm"
+
+    def energies(self, data):
+        h = self.features(data)
+        if self.by == "lowest norm":
+            return self.readout(h).squeeze(-1) * (h.abs() + 0.1).norm(-1, dim=0).sum()
+        if self.by == "extremum of means":
+            return h[:, 0] * h[:, 1].mean() * h[:, 2].max()
+        if self.by == "degrees":
+            degree = torch.zeros_like(h).index_add(0, data.receivers, self.waves(data.edge_vectors).exp())
+            return (h * (degree.mean() / degree).sqrt()).sum(1)
+        return self.readout(h).squeeze(-1) * len(h)
+
+
+class Shares(toys.Toy):
+    """This rank's share of the energy, summed over plain rows."""
+
+    outputs = {"energy": OutputSpec(OutputKind.PER_GRAPH, Reduce.ALL_REDUCE)}  # noqa: RUF012
+
+    def forward(self, data):
+        return ModelOutputs(energy=to_local(self.energies(data)).sum().reshape(1))
+
+
+class Listed(toys.Toy):
+    """Makes a tensor of a number of another one."""
+
+    def energies(self, data):
+        scale = torch.tensor([to_local(data.edge_vectors).detach().norm(dim=1).mean()])
+        return self.readout(self.features(data)).squeeze(-1) * scale
+
+
+def statistics_on_rank(comm, names: tuple[str, ...]) -> dict[str, float]:
+    out = {}
+    for name in names:
+        model = Statistic()
+        model.by = name
+        fast, eager = (DistributedModel(model, DomainConfig(mesh=comm, compile=c)) for c in ("eager", False))
+        worst = 0.0
+        for batch in steps(toys.structure("triclinic"), 3):
+            ours, theirs = fast(batch), eager(batch)
+            for key in ("energy", "forces"):
+                worst = max(worst, float(((ours[key] - theirs[key]).abs() / theirs[key].abs().max()).max()))
+        out[name] = worst
+    return out
+
+
+@pytest.mark.parametrize("world_size", (1, 2))
+def test_statistics_of_all_atoms(ranks, world_size):
+    for part in ranks.run(world_size, statistics_on_rank, ("lowest norm", "extremum of means", "degrees")):
+        assert all(worst <= 1e-10 for worst in part.values()), part
+
+
+def number_of_rows() -> Statistic:
+    model = Statistic()
+    model.by = "number of rows"
+    return model
+
+
+@pytest.mark.parametrize("model", (Shares, number_of_rows))
+def test_rows_that_fill_up_are_found_where_a_model_counts_them(model):
+    model, batch = model(), toys.batch_of("slab")
+    DistributedModel(model, DomainConfig())(batch)
+    with pytest.raises(DistributedOpError, match="filled up to a capacity"):
+        DistributedModel(model, DomainConfig(compile="eager"))(batch)
+
+
+def test_a_tensor_of_a_list_of_tensors():
+    with pytest.raises(DistributedOpError, match="tensor of a list of tensors"):
+        DistributedModel(Listed(), DomainConfig(compile="eager"))(toys.batch_of("slab"))
+
+
+def test_a_model_that_changes_is_traced_anew():
+    model, batch = Statistic(), toys.batch_of("slab")
+    fast, eager = (DistributedModel(model, DomainConfig(compile=c)) for c in ("eager", False))
+    fast(batch)
+    model.readout[2].weight = torch.nn.Parameter(2 * model.readout[2].weight.detach())
+    assert (fast(batch)["forces"] - eager(batch)["forces"]).abs().max() <= 1e-12
+    with torch.no_grad():
+        model.readout[2].weight.mul_(3.0)  # in place: of no matter to the graph
+    assert (fast(batch)["forces"] - eager(batch)["forces"]).abs().max() <= 1e-12
+    assert fast._compiled[0].n_traces == 2
+
+
+def test_another_type_of_an_input_is_traced_anew():
+    model, batch = toys.toy("fields"), toys.batch_of("slab")
+    fast, eager = (DistributedModel(model, DomainConfig(compile=c)) for c in ("eager", False))
+    for value in (torch.tensor([1]), torch.tensor([1.5], dtype=torch.float64), torch.tensor([2])):
+        batch.system_fields["charge"] = value
+        assert (fast(batch)["energy"] - eager(batch)["energy"]).abs().max() <= 1e-12
+    assert fast._compiled[0].n_traces == 3
+
+
+class OwnGradient(toys.Toy):
+    """Returns forces of its own making, of energies of pairs."""
+
+    strategy = ForceStrategy.MODEL_INTERNAL
+    outputs = {"energies": toys.PER_NODE, "forces": toys.PER_NODE}  # noqa: RUF012
+
+    def forward(self, data):
+        h = self.features(data)
+        pairs = self.waves(data.edge_vectors).sum(1) * (1 + h[:, 0].square().mean(0))
+        (slope,) = torch.autograd.grad([pairs], [data.edge_vectors], grad_outputs=[torch.ones_like(pairs)], retain_graph=True)
+        forces = torch.zeros(data.n_atoms, 3, dtype=slope.dtype).index_add(0, data.receivers, slope)
+        return ModelOutputs(energies=self.readout(h).squeeze(-1), forces=forces)
+
+
+def test_seeds_of_edges_that_fill_up_count_nowhere():
+    fast, eager = (DistributedModel(OwnGradient(), DomainConfig(compile=c)) for c in ("eager", False))
+    for batch in steps(toys.structure("slab"), 2):
+        assert (fast(batch)["forces"] - eager(batch)["forces"]).abs().max() <= 1e-11
