@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 Doing = tuple[int, str]  # the operation that a rank is in, as `Communicator.doing`: its number, what it is
-PATIENCE = 6.0  # s without any change
+PATIENCE = 5.0  # s without any change: with the ends of processes and launchers an error within 10 s
 
 
 class Standstill:
