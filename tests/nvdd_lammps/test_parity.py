@@ -115,7 +115,7 @@ def test_equals_lj_cut(lj_numbers, ranks, name):
 @pytest.mark.parametrize("ranks", (1, 2))
 def test_compiled_equals_eager(lj_numbers, ranks, name):
     found = lj_numbers(ranks, name)
-    assert_same(found[name, "compiled"], found[name, "ours"], relative=1e-8, force=1e-7)
+    assert_same(found[name, "compiled"], found[name, "ours"])
 
 
 # -- against ASE -----------------------------------------------------------------------------------------------------
