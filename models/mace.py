@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from nvdd.config import StrategyKind
 from nvdd.errors import InputError, MissingDependencyError
+from nvdd.models import mace_cueq
 from nvdd.models.base import BaseModelMixin, Batch, EdgeLayout, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.registry import ModelFamily
 from nvdd.shard_tensor import to_local
@@ -76,6 +77,8 @@ class MACEWrapper(torch.nn.Module, BaseModelMixin):
         _import_mace()
         super().__init__()
         _check(module)
+        if mace_cueq.is_fused(module):
+            mace_cueq.restore(module)
         heads = list(getattr(module, "heads", None) or ["Default"])
         index = _head_index(heads, head)
         numbers = [int(z) for z in module.atomic_numbers]
@@ -96,6 +99,7 @@ class MACEWrapper(torch.nn.Module, BaseModelMixin):
         path_or_name: str | os.PathLike,
         head: str | int | None = None,
         dtype: torch.dtype | None = None,
+        enable_cueq: bool = False,
     ) -> MACEWrapper:
         """Loads a ``.model`` file, or a foundation model that lies in MACE's cache.
 
@@ -106,6 +110,7 @@ class MACEWrapper(torch.nn.Module, BaseModelMixin):
                 load only files that you trust.
             head: see the class.
             dtype: torch.float32 or torch.float64 for weights and edge vectors; None for the file's own.
+            enable_cueq: convert the model to cuEquivariance's kernels, several times faster on NVIDIA GPUs.
 
         Returns:
             A wrapper on the CPU, for inference: its parameters need no gradient.
@@ -115,7 +120,11 @@ class MACEWrapper(torch.nn.Module, BaseModelMixin):
                 downloaded), a TorchScript file, a file that holds no MACE model; and what the class raises.
         """
         _import_mace()
-        wrapper = cls(_load(_find(path_or_name)), head=head)
+        module = _load(_find(path_or_name))
+        if enable_cueq:
+            _check(module)
+            module = mace_cueq.convert(module if dtype is None else module.to(dtype))
+        wrapper = cls(module, head=head)
         return wrapper.to(dtype=dtype).eval().requires_grad_(False)
 
     def forward(self, data: Batch) -> ModelOutputs:
@@ -144,7 +153,13 @@ class MACEWrapper(torch.nn.Module, BaseModelMixin):
 
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec:
         """Owned rows, remote ones fetched where senders are gathered."""
-        return SPEC_MPNN_GP if strategy is StrategyKind.GRAPH_PARTITION else SPEC_MPNN_HALO
+        spec = SPEC_MPNN_GP if strategy is StrategyKind.GRAPH_PARTITION else SPEC_MPNN_HALO
+        return mace_cueq.with_adapters(spec) if mace_cueq.is_fused(self.model) else spec
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if mace_cueq.is_fused(self.model):
+            mace_cueq.restore(self.model)
 
     def __reduce_ex__(self, protocol: int):
         # the first element is called before the state is unpickled: MACE is imported before e3nn
@@ -181,11 +196,10 @@ def _check(module: torch.nn.Module) -> None:
             f"this MACE model embeds inputs of the system ({', '.join(module.embedding_specs)}), which "
             "nvdd's MACE wrapper does not pass; take a model without embedding_specs"
         )
-    if any(hasattr(block, "conv_fusion") for block in module.interactions):
+    if any(hasattr(block, "conv_fusion") for block in module.interactions) and not mace_cueq.is_fused(module):
         raise InputError(
-            "this MACE model uses a fused convolution kernel (cuEquivariance or OpenEquivariance) that reads "
-            "neighbour rows by itself; take the e3nn model (MACECalculator without enable_cueq and "
-            "enable_oeq; `mace_cueq_to_e3nn` converts a file)"
+            "this MACE model uses a fused convolution kernel of OpenEquivariance that reads neighbour rows by itself; "
+            "take the e3nn model (MACECalculator without enable_oeq), or cuEquivariance's kernels (enable_cueq)"
         )
 
 
@@ -268,10 +282,16 @@ def _foundation_models() -> dict[str, tuple[str, list[Path]]]:
 # --- family -------------------------------------------------------------------------------------------------
 
 
-def _build(checkpoint: str | None, *, dtype: torch.dtype | None = None, head: str | int | None = None) -> MACEWrapper:
+def _build(
+    checkpoint: str | None,
+    *,
+    dtype: torch.dtype | None = None,
+    head: str | int | None = None,
+    enable_cueq: bool = False,
+) -> MACEWrapper:
     if checkpoint is None:
         raise InputError("'mace' needs a model: mace:FILE.model, or mace:NAME of a foundation model")
-    return MACEWrapper.from_checkpoint(checkpoint, head=head, dtype=dtype)
+    return MACEWrapper.from_checkpoint(checkpoint, head=head, dtype=dtype, enable_cueq=enable_cueq)
 
 
 def _from_calculator(calc: Any) -> MACEWrapper | None:
@@ -308,9 +328,12 @@ def _rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> MACEWrapper:
 
 FAMILY = ModelFamily(
     name="mace",
-    description="MACE, equivariant messages of higher order (eager e3nn models)",
+    description="MACE, equivariant messages of higher order (eager e3nn or cuEquivariance models)",
     build=_build,
-    options={"head": "name or number of the head, for models with several"},
+    options={
+        "head": "name or number of the head, for models with several",
+        "enable_cueq": "true: cuEquivariance's kernels, several times faster on NVIDIA GPUs",
+    },
     package="mace",
     install=_INSTALL,
     licence="package MIT; weights as their authors state: MACE-MP MIT, MACE-OFF, OMAT and MATPES models ASL",

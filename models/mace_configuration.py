@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from nvdd.errors import InputError
+from nvdd.models import mace_cueq
 from nvdd.models.building import building
 from nvdd.models.mace import MACEWrapper, _check, _import_mace
 
@@ -35,10 +36,14 @@ def configuration(wrapper: MACEWrapper) -> dict[str, Any]:
         ) from error
     if "error" in arguments:
         raise InputError(f"MACE can't tell how this model was made ({arguments['error']}); {_REMEDY}")
+    fused = mace_cueq.is_fused(module)
+    if fused:
+        arguments["cueq_config"] = None  # `enable_cueq` says it
     described = {key: _plain(key, value) for key, value in arguments.items()}
     if type(module).__name__ == "MACE":
         del described["atomic_inter_scale"], described["atomic_inter_shift"]
-    return {"class": type(module).__name__, "arguments": described, "head": wrapper.head}
+    made = {"class": type(module).__name__, "arguments": described, "head": wrapper.head}
+    return made | {"enable_cueq": True} if fused else made
 
 
 def rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> MACEWrapper:
@@ -59,6 +64,8 @@ def rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> MACEWrapper:
     # None stands for the constructor's default, which is the text "None"
     if arguments.get("distance_transform") is None:
         arguments.pop("distance_transform", None)
+    if configuration.get("enable_cueq"):
+        arguments["cueq_config"] = mace_cueq.configuration()
     with building(dtype):
         module = classes[configuration["class"]](**arguments)
     _check(module)
@@ -67,9 +74,11 @@ def rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> MACEWrapper:
 
 def _refuse_patched(module: torch.nn.Module) -> None:
     """A forward that was set on an instance is not in its class, and would be lost."""
+    fused = mace_cueq.is_fused(module)
     for name, part in module.named_modules():
-        # a scripted part, as e3nn's constructors make, has its forward in the instance
-        if "forward" in vars(part) and not isinstance(part, torch.jit.ScriptModule):
+        # a scripted part, as e3nn's constructors make, has its forward in the instance; so has MACE's fused convolution
+        of_mace = isinstance(part, torch.jit.ScriptModule) or (fused and name.endswith(".conv_tp"))
+        if "forward" in vars(part) and not of_mace:
             raise InputError(f"the forward of this MACE model's {name or 'module'} was replaced; {_REMEDY}")
 
 

@@ -257,10 +257,6 @@ def test_refused_models():
     embedded.joint_embedding, embedded.embedding_specs = torch.nn.Identity(), {"total_charge": {}}
     with pytest.raises(InputError, match=r"\(total_charge\)"):
         MACEWrapper(embedded)
-    fused = copy.deepcopy(random_mace())
-    fused.interactions[1].conv_fusion = True
-    with pytest.raises(InputError, match="mace_cueq_to_e3nn"):
-        MACEWrapper(fused)
 
 
 # --- MACE's calculator --------------------------------------------------------------------------------------

@@ -18,10 +18,8 @@ from builders import random_aimnet2, random_mace
 from nvdd import (
     Batch,
     DistributedModel,
-    DistributionSpec,
     DomainConfig,
     HaloStoragePolicy,
-    MLIPSpec,
     dispatch_trace,
 )
 from nvdd.communicator import Communicator
@@ -38,6 +36,7 @@ MACE = {
     "mace-zbl": {"zbl": True, "n_layers": 2},
     "mace-zbl-agnesi-3-l3": {"zbl": True, "n_layers": 3, "l_max": 3, "distance_transform": "Agnesi"},
 }
+CUEQ = ("mace-cueq", "mace-cueq-fused")  # the model "mace" with cuEquivariance's parts
 DFTD3 = {
     "dftd3": {"functional": "pbe", "atm": True, "cutoff": 9.0, "cutoff_cn": 7.0, "cutoff_atm": 6.0},
     "dftd3-zero": {"functional": "b3lyp", "damping": "zero", "cutoff": 8.0, "cutoff_cn": 10.0},
@@ -53,6 +52,10 @@ def wrapper(name: str) -> Any:
         import families
 
         return families.case(name.removeprefix("family:")).wrapper()
+    if name in CUEQ:
+        import cueq
+
+        return cueq.wrapper(fused=name == "mace-cueq-fused")
     if name == "lj":
         from nvdd.models.lj import LennardJonesModelWrapper
 
@@ -155,7 +158,7 @@ def on_rank(comm: Communicator, model: str, name: str, options: dict, strain=Non
     spec = None
     if options.pop("halo_correction", False):
         policy = HaloStoragePolicy(scatter_mode="halo_correction", gather_mode="halo_read")
-        spec = MLIPSpec(DistributionSpec(policy), wrapper(model).distribution_spec().outputs)
+        spec = wrapper(model).distribution_spec().with_policy(policy)
     distributed = DistributedModel(wrapper(model), DomainConfig(mesh=comm, **options), spec=spec)
     batch = Batch.from_atoms(atoms)
     wanted = {"energy", "energies", "forces"}
