@@ -216,14 +216,21 @@ class GraphBuilder:
         The decision to rebuild is made on the device where the batch is: for one that comes from the CPU it costs no
         synchronisation of a GPU.
         """
-        if not self._still_valid(batch):
+        near = None
+        if self._comparable(batch):
+            # A GPU filters while the CPU compares positions; what comes of it is dropped if they have moved too far.
+            self._positions = self._on_device(batch.positions.detach())
+            near = _near(self._topology, self._positions, self.cutoff)
+        if near is None or not self._still_valid(batch):
             self._topology = None  # if building fails, nothing old is used
             self._narrower = {}
             self._topology = self._build(batch)
             self._reference = tuple(t.clone() for t in self._key(batch))
             self.n_builds += 1
-        self._positions = self._on_device(batch.positions.detach())
-        return self._filter(self._topology, self._positions, self.cutoff, self.bonds)
+            if near is None:
+                self._positions = self._on_device(batch.positions.detach())
+            near = _near(self._topology, self._positions, self.cutoff)
+        return _chosen(self._topology, *near, self.cutoff, self.bonds)
 
     def narrower(self, cutoff: float, bonds: float | None = None) -> LocalGraph:
         """The graph of a smaller cutoff, or of fewer bonds, at the positions of the last `update`; every rank calls it at once.
@@ -236,7 +243,8 @@ class GraphBuilder:
             made_at = self._reference[0].to(self.comm.device, torch.float64)
             reach = None if bonds is None else bonds + self.skin
             self._narrower[key] = self._topology.within(made_at, cutoff + self.skin, reach, self.reads_all)
-        return self._filter(self._narrower[key], self._positions, cutoff, bonds)
+        topology = self._narrower[key]
+        return _chosen(topology, *_near(topology, self._positions, cutoff), cutoff, bonds)
 
     def _on_device(self, positions: Tensor) -> Tensor:
         """float64 positions on this rank's device; to a GPU through page-locked memory, without waiting for it."""
@@ -253,12 +261,16 @@ class GraphBuilder:
     def _key(batch: Batch) -> tuple[Tensor, ...]:
         return batch.positions.detach(), batch.cell, batch.pbc, batch.atomic_numbers, batch.batch
 
-    def _still_valid(self, batch: Batch) -> bool:
+    def _comparable(self, batch: Batch) -> bool:
+        """Whether the topology is of as many atoms and systems, in the same place, as ``batch``."""
         if self._topology is None or self.skin == 0:
             return False
+        same = lambda a, b: a.shape == b.shape and a.device == b.device
+        return all(same(a, b) for a, b in zip(self._reference, self._key(batch), strict=True))
+
+    def _still_valid(self, batch: Batch) -> bool:
+        """Whether the topology holds for a batch that is `_comparable`."""
         old, new = self._reference, self._key(batch)
-        if any(a.shape != b.shape or a.device != b.device for a, b in zip(old, new, strict=True)):
-            return False
         if not all(torch.equal(a, b) for a, b in zip(old[1:], new[1:], strict=True)):
             return False
         limit = (0.5 * self.skin) ** 2
@@ -266,16 +278,6 @@ class GraphBuilder:
             off = new[0].numpy() - old[0].numpy()
             return not len(off) or bool(np.einsum("ij,ij->i", off, off).max() <= limit)
         return bool((new[0] - old[0]).square().sum(1).max() <= limit)
-
-    @staticmethod
-    def _filter(topology: Topology, positions: Tensor, cutoff: float, bonds: float | None) -> LocalGraph:
-        vectors = topology.vectors(positions)
-        squared = vectors.square().sum(0)
-        mask = squared < cutoff**2
-        near = mask.nonzero().squeeze(1)
-        edge_rows = rows_within(topology.edge_rows, mask, squared, cutoff, bonds)
-        pair = topology.candidates.index_select(1, near)
-        return LocalGraph(topology, near, pair, vectors.index_select(1, near).T.contiguous(), edge_rows)
 
     def _build(self, batch: Batch) -> Topology:
         self.report_phase("partition")
@@ -339,6 +341,23 @@ class GraphBuilder:
             edge_rows=edge_rows,
             directory=AtomDirectory(put(owner), put(row_at_owner), put(rows)),
         )
+
+
+def _near(topology: Topology, positions: Tensor, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the candidates: vectors (3, C), squared lengths (C,), and whether r < ``cutoff`` (C,); a GPU is not waited for."""
+    vectors = topology.vectors(positions)
+    squared = vectors.square().sum(0)
+    return vectors, squared, squared < cutoff**2
+
+
+def _chosen(
+    topology: Topology, vectors: Tensor, squared: Tensor, mask: Tensor, cutoff: float, bonds: float | None
+) -> LocalGraph:
+    """The graph of the candidates where ``mask`` holds."""
+    near = mask.nonzero().squeeze(1)
+    edge_rows = rows_within(topology.edge_rows, mask, squared, cutoff, bonds)
+    pair = topology.candidates.index_select(1, near)
+    return LocalGraph(topology, near, pair, vectors.index_select(1, near).T.contiguous(), edge_rows)
 
 
 def _rows_at_owner(owner: np.ndarray, n_ranks: int) -> np.ndarray:
