@@ -290,7 +290,7 @@ def run_case(case: Case, ranks: list[int], options, folder: Path) -> list[dict]:
     spec.write_text(json.dumps(asdict(case)))
     for n in ranks:
         launch = [sys.executable, __file__] if n == 1 else [
-            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n), "--master-port", "0", __file__]  # fmt: skip
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), __file__]  # fmt: skip
         command = [*launch, "--worker", str(spec), "--folder", str(folder), "--device", options.device,
                    "--warm-up", str(options.warm_up), "--repeats", str(options.repeats)]  # fmt: skip
         code = subprocess.run(command, timeout=options.timeout).returncode

@@ -50,6 +50,9 @@ class DenseRun:
     def _compute(self, state: DynamicsState, stress: bool) -> tuple[Tensor, Tensor, Tensor]:
         epsilon, sigma, cutoff, onset = self.parameters
         cell = state.cell[0]
+        heights = 1 / torch.linalg.inv(cell).norm(dim=0)
+        if float(heights.min()) < 2 * cutoff:
+            raise ValueError(f"the box has become too thin for one image of a pair: heights {heights.tolist()} A")
         apart = state.positions[self.second] - state.positions[self.first]
         apart = apart - torch.round(apart @ torch.linalg.inv(cell)) @ cell
         square = apart.square().sum(1)
