@@ -22,7 +22,7 @@ from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.base import BaseModelMixin, Batch, EdgeLayout, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.registry import ModelFamily
 from nvdd.shard_tensor import to_local
-from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, MLIPSpec
+from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, EdgeStage, MLIPSpec
 
 # First release whose models take edge vectors and whose node energies are right for both classes
 # (0.3.13 returns those of MACE without the interaction energy).
@@ -144,7 +144,8 @@ class MACEWrapper(torch.nn.Module, BaseModelMixin):
 
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec:
         """Owned rows, remote ones fetched where senders are gathered."""
-        return SPEC_MPNN_GP if strategy is StrategyKind.GRAPH_PARTITION else SPEC_MPNN_HALO
+        spec = SPEC_MPNN_GP if strategy is StrategyKind.GRAPH_PARTITION else SPEC_MPNN_HALO
+        return spec.with_adapters(*EdgeStage.of(self.model.interactions, ("edge_attrs", "edge_feats", "cutoff")))
 
     def __reduce_ex__(self, protocol: int):
         # the first element is called before the state is unpickled: MACE is imported before e3nn
