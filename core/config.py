@@ -44,7 +44,7 @@ class DomainConfig:
         max_edges_per_chunk: compute with at most so many edges at a time, forward and backward, so that a rank's memory
             grows with its atoms instead of its edges; what is between a gather and a sum over edges is computed twice.
             None for all edges at once.
-        checkpoint: as ``max_edges_per_chunk`` with all edges in one chunk: nothing of size of the edges is kept for the
+        recompute: as ``max_edges_per_chunk`` with all edges in one chunk: nothing of size of the edges is kept for the
             backward pass.
         ghost_width: A; within which `DomainParallel` looks for the atoms of other ranks. None for cutoff + skin; more
             than that makes searches rarer, as a larger skin does.
@@ -67,7 +67,7 @@ class DomainConfig:
     device: Any = None
     compile: bool | str = False
     max_edges_per_chunk: int | None = None
-    checkpoint: bool = False
+    recompute: bool = False
     ghost_width: float | None = None
     migration_hysteresis: float | None = None
     rebalance_every: int | None = 1000
@@ -106,16 +106,16 @@ class DomainConfig:
     @property
     def edges_at_once(self) -> int | None:
         """How many edges a rank computes with at a time; None for all, which autograd then keeps."""
-        return sys.maxsize if self.checkpoint and self.max_edges_per_chunk is None else self.max_edges_per_chunk
+        return sys.maxsize if self.recompute and self.max_edges_per_chunk is None else self.max_edges_per_chunk
 
     def _check_memory(self) -> None:
         n = self.max_edges_per_chunk
         if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
             raise InputError(f"DomainConfig: max_edges_per_chunk must be a positive whole number or None, got {n!r}")
-        if not isinstance(self.checkpoint, bool):
-            raise InputError(f"DomainConfig: checkpoint must be True or False, got {self.checkpoint!r}")
+        if not isinstance(self.recompute, bool):
+            raise InputError(f"DomainConfig: recompute must be True or False, got {self.recompute!r}")
         if self.compile and self.edges_at_once is not None:
-            which = "checkpoint=True" if n is None else f"max_edges_per_chunk={n}"
+            which = "recompute=True" if n is None else f"max_edges_per_chunk={n}"
             raise InputError(f"DomainConfig: a compiled forward keeps what it needs; leave out compile, or {which}")
 
     def _check_motion(self) -> None:

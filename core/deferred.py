@@ -277,7 +277,7 @@ def _check_by_rows(operation: Operation, sample: Any, meta: ShardMeta) -> None:
         site = f"the scripted {operation.name} does not work row by row: one edge alone gives another result than among others"
         meta.require(
             same | ~torch.as_tensor(finite, device=both.device),
-            DistributedOpError(site + ". Leave max_edges_per_chunk and checkpoint out for this model"),
+            DistributedOpError(site + ". Leave max_edges_per_chunk and recompute out for this model"),
         )
 
 
@@ -294,7 +294,7 @@ def _in_place(func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
     if out is _NO:
         raise Call(func, args, kwargs).refuse(
             "rows of edges are changed in place, while they are only computed where they are summed",
-            "Compute out of place, or leave max_edges_per_chunk and checkpoint out",
+            "Compute out of place, or leave max_edges_per_chunk and recompute out",
         )
     target._node, target._sample, target._tracked = out._node, out._sample, out._tracked
     return target

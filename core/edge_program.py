@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,6 +148,17 @@ class _Program:
                 done[id(this)] = len(self._steps)
                 self._steps.append(self._step(this, done))
         self._versions = [t._version for t in self.tensors]
+        self._last_use = self._uses()
+
+    def _uses(self) -> list[list[int]]:
+        """For each step the earlier ones whose results nothing needs after it."""
+        last: dict[int, int] = {}
+        for k, step in enumerate(self._steps):
+            if step[0] is Item:
+                last[step[1]] = k
+            elif step[0] not in (Given, Read, Whole):
+                mapped(step[1:], lambda v, k=k: last.__setitem__(v.number, k) if isinstance(v, _Step) else None)
+        return [[s for s, at in last.items() if at == k] for k in range(len(self._steps))]
 
     def _step(self, node: Any, done: dict[int, int]) -> tuple:
         if isinstance(node, Operation):
@@ -168,7 +181,7 @@ class _Program:
         """
         n, values = stop - start, []
         tensors = self._unchanged() if tensors is None else tensors
-        for step in self._steps:
+        for step, over in zip(self._steps, self._last_use, strict=True):
             kind = step[0]
             if kind is Item:
                 values.append(values[step[1]][step[2]])
@@ -184,6 +197,8 @@ class _Program:
             else:
                 put = lambda v: values[v.number] if isinstance(v, _Step) else n if isinstance(v, Rows) else v
                 values.append(kind(mapped(step[1], put), mapped(step[2], put), self.meta, n))
+            for k in over:
+                values[k] = None
         return values[-1]
 
     def _unchanged(self) -> list[Tensor]:
@@ -191,7 +206,7 @@ class _Program:
             if tensor._version != version:
                 raise DistributedOpError(
                     f"a tensor of shape {tuple(tensor.shape)} was changed in place after edges had read it, while the run works "
-                    "in chunks of edges. Compute out of place, or leave max_edges_per_chunk and checkpoint out"
+                    "in chunks of edges. Compute out of place, or leave max_edges_per_chunk and recompute out"
                 )
         return self.tensors
 
@@ -205,7 +220,7 @@ class _Program:
         n = self.meta.n_edges
         many = -(-n // self.meta.edges_at_once)
         cuts = [n * k // many for k in range(many + 1)] if many else []
-        return list(zip(cuts, cuts[1:], strict=False))
+        return list(itertools.pairwise(cuts))
 
 
 _NODES = (Given, Read, Whole, Operation, Item)
@@ -233,7 +248,7 @@ class _InChunks(Function):
             if rows.dtype != out.dtype:
                 raise DistributedOpError(
                     f"edges {start} to {stop} give {rows.dtype} and the first edges gave {out.dtype}; leave "
-                    "max_edges_per_chunk and checkpoint out"
+                    "max_edges_per_chunk and recompute out"
                 )
             if index is None:
                 out.narrow(row_dim, start, stop - start).copy_(rows)
@@ -252,18 +267,18 @@ def _seed(grad: Tensor, index: Tensor | None, row_dim: int, start: int, stop: in
     return grad.narrow(row_dim, start, stop - start) if index is None else grad.index_select(0, index[start:stop])
 
 
+def _leaf(leaves: list[tuple], needs: Sequence[bool], kind: type, slot: int, detail: Any, value: Tensor) -> Tensor:
+    value = value.detach().requires_grad_(needs[slot])
+    if needs[slot]:
+        leaves.append((kind, slot, detail, value))
+    return value
+
+
 def _derivative(program, index, row_dim, grad, tensors, needs) -> list[Tensor | None]:
     sums = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needs, strict=True)]
     for start, stop in program.parts():
         leaves: list[tuple] = []
-
-        def leaf(kind: type, slot: int, detail: Any, value: Tensor) -> Tensor:
-            if not needs[slot]:
-                return value.detach()
-            value = value.detach().requires_grad_()
-            leaves.append((kind, slot, detail, value))
-            return value
-
+        leaf = functools.partial(_leaf, leaves, needs)
         with torch.enable_grad():
             rows, _ = program.rows(tensors, start, stop, leaf)
         if not rows.requires_grad:

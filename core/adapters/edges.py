@@ -49,7 +49,7 @@ class EdgeStage(MethodAdapter):
     Rows that a model gathers by ``data.senders`` or ``data.receivers``, and what it computes from ``data.edge_vectors``,
     are known to be edges. Where a wrapper works with plain tensors (``to_local``) or scripted code makes them, they are
     not, and the method that combines them with gathered rows and sums over receivers is declared. It does nothing
-    without ``DomainConfig.max_edges_per_chunk`` or ``checkpoint``.
+    without ``DomainConfig.max_edges_per_chunk`` or ``recompute``.
 
     Args:
         target_class: the class, or ``module_path`` and ``class_name``.
