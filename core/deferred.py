@@ -36,6 +36,11 @@ _OUTLINE = frozenset({
 _BY_SHAPE = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})  # read no values of their last argument
 _ALIGNED = frozenset({"cat", "concat", "concatenate", "stack", "hstack"})  # operands have the same rows
 _SIZES = frozenset({"view", "reshape", "expand", "broadcast_to"})
+# how many rows come out depends on their values; or derivatives, of which there is no recipe
+_COUNTING = frozenset({
+    "masked_select", "nonzero", "argwhere", "unique", "unique_consecutive", "repeat_interleave", "bincount", "grad", "backward",
+    "item", "tolist", "numpy", "register_hook", "retain_grad", "data_ptr", "untyped_storage", "requires_grad",
+})  # fmt: skip
 _NO = object()
 
 
@@ -150,11 +155,20 @@ def _operation(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         return dispatch(func, args, kwargs)
     if inplace and isinstance(first, Deferred):
         return _in_place(func, name, args, kwargs)
-    if not inplace and "out" not in kwargs and "::" not in name and name[:4] not in ("get:", "set:"):
+    known = name not in _COUNTING and "::" not in name and name[:4] not in ("get:", "set:")
+    if known and not inplace and kwargs.get("out") is None and not _by_condition(name, args):
         out = _recorded(func, name, args, kwargs, deferred)
         if out is not _NO:
             return out
     return func(*mapped(args, _all), **mapped(kwargs, _all))
+
+
+def _by_condition(name: str, args: tuple) -> bool:
+    """Whether rows are chosen by a condition, so that their number depends on values."""
+    if name != "getitem":
+        return False
+    items = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(i, Tensor) and _outline(i).dtype in (torch.bool, torch.uint8) for i in items)
 
 
 def _sums_edges(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -190,6 +204,7 @@ class _NotWritten(Exception):
 def _recorded(func: Any, name: str, args: tuple, kwargs: dict[str, Any], deferred: list[Deferred]) -> Any:
     meta, tracked = deferred[0]._meta, any(d._tracked for d in deferred)
     n = meta.n_edges
+    summed = _in_einsum(args, deferred[0]) if name == "einsum" else {}
 
     def node(value: Any) -> Any:
         nonlocal tracked
@@ -198,8 +213,8 @@ def _recorded(func: Any, name: str, args: tuple, kwargs: dict[str, Any], deferre
         if isinstance(value, ShardTensor):
             if value._role is Role.SYSTEM:
                 value = to_rows(to_local(value), meta, f"{name} with edges")  # its exchange stays outside of chunks
-                return Whole(value) if value.requires_grad else value
-            if value._role is not Role.EDGE:
+                return Whole(value)
+            if value._role is not Role.EDGE or value.shape[value._row_dim] != n:
                 raise _NotWritten
             tracked = True
             return Given(to_local(value), value._row_dim)
@@ -207,12 +222,12 @@ def _recorded(func: Any, name: str, args: tuple, kwargs: dict[str, Any], deferre
             return Rows()
         if not isinstance(value, Tensor):
             return value
-        at = _aligned(name, value, deferred[0])
+        at = summed.get(id(value)) if name == "einsum" else _aligned(name, value, deferred[0])
         if at is not None:
             return Given(value, at)
         if is_scripted_function(func) and value.shape[:1] == (n,) and not isinstance(value, torch.nn.Parameter):
             raise _NotWritten  # rows of edges, or a table? An EdgeStage says it
-        return Whole(value) if value.requires_grad else value
+        return Whole(value)
 
     try:
         operation = Operation(func, name, mapped(_rows_first(name, args, deferred[0]), node), mapped(kwargs, node))
@@ -250,6 +265,17 @@ def _aligned(name: str, value: Tensor, rows: Deferred) -> int | None:
     batched = name in ("bmm", "matmul") and value.dim() >= 3 and at == 0 and value.dim() == dims
     same = value.dim() == dims and (name in _ALIGNED or batched)
     return at if same and value.shape[at] == n != 1 else None
+
+
+def _in_einsum(args: tuple, rows: Deferred) -> dict[int, int]:
+    """Where the plain operands of an einsum have the letter that stands for edges."""
+    operands = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    if not isinstance(args[0], str) or "." in args[0]:
+        return {}
+    terms = args[0].replace(" ", "").partition("->")[0].split(",")
+    letter = next(term[rows._row_dim] for term, operand in zip(terms, operands, strict=True) if operand is rows)
+    plain = [(t, o) for t, o in zip(terms, operands, strict=True) if not isinstance(o, ShardTensor) and letter in t]
+    return {id(o): t.index(letter) for t, o in plain}
 
 
 def _rows_first(name: str, args: tuple, rows: Deferred) -> tuple:

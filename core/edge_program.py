@@ -18,39 +18,43 @@ from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
 
 
-@dataclass(frozen=True, eq=False)
-class Given:
-    """Rows of edges that are in memory."""
+class _Start:
+    """A tensor that a recipe begins with, and its version when that was written.
 
-    tensor: Tensor
-    row_dim: int = 0
+    Attributes:
+        detail: what the kind of start needs besides.
+    """
 
-    @property
-    def requires_grad(self) -> bool:
-        return self.tensor.requires_grad
-
-
-@dataclass(frozen=True, eq=False)
-class Read:
-    """Rows of atoms, read by an index with an entry for each edge."""
-
-    tensor: Tensor
-    index: Tensor
+    def __init__(self, tensor: Tensor, detail: Any = None) -> None:
+        self.tensor, self.detail, self.version = tensor, detail, tensor._version
 
     @property
     def requires_grad(self) -> bool:
         return self.tensor.requires_grad
 
+    def check(self) -> None:
+        """Raises if the tensor holds something else by now."""
+        if self.tensor._version != self.version:
+            raise DistributedOpError(
+                f"a tensor of shape {tuple(self.tensor.shape)} is changed in place after rows of edges were computed with it, "
+                "which happens where they are summed, some edges at a time. Compute out of place, or leave "
+                "max_edges_per_chunk and recompute out"
+            )
 
-@dataclass(frozen=True, eq=False)
-class Whole:
-    """A tensor that all edges use alike and that requires a gradient, such as a parameter."""
 
-    tensor: Tensor
+class Given(_Start):
+    """Rows of edges that are in memory; ``detail`` is the dimension that counts them."""
 
-    @property
-    def requires_grad(self) -> bool:
-        return True
+    def __init__(self, tensor: Tensor, row_dim: int = 0) -> None:
+        super().__init__(tensor, row_dim)
+
+
+class Read(_Start):
+    """Rows of atoms, read by an index ``detail`` with an entry for each edge."""
+
+
+class Whole(_Start):
+    """A tensor that all edges use alike, such as a parameter."""
 
 
 class Rows:
@@ -91,7 +95,15 @@ class Operation:
             out = dispatch(self.func, args, kwargs)
         if type(self.func).__name__ in ("ScriptMethod", "ScriptFunction"):
             out = mapped(out, lambda v: promote(v, Role.EDGE, meta) if type(v) is Tensor and v.shape[:1] == (n,) else v)
+        mapped(out, lambda v: self._check(v, n))
         return out
+
+    def _check(self, rows: Any, n: int) -> None:
+        if not isinstance(rows, ShardTensor) or rows._role is not Role.EDGE or rows.shape[rows._row_dim] != n:
+            raise DistributedOpError(
+                f"{self.name} gives other rows for some of the edges than for the first ones. Leave max_edges_per_chunk and "
+                "recompute out for this model"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +159,6 @@ class _Program:
             if id(this) not in done:
                 done[id(this)] = len(self._steps)
                 self._steps.append(self._step(this, done))
-        self._versions = [t._version for t in self.tensors]
         self._last_use = self._uses()
 
     def _uses(self) -> list[list[int]]:
@@ -169,7 +180,8 @@ class _Program:
         slot = self._slots.setdefault(id(node.tensor), len(self.tensors))
         if slot == len(self.tensors):
             self.tensors.append(node.tensor)
-        return type(node), slot, node.row_dim if isinstance(node, Given) else getattr(node, "index", None)
+        node.check()
+        return type(node), slot, node.detail
 
     def run(self, tensors: list[Tensor] | None, start: int, stop: int, leaf: Callable | None = None) -> Any:
         """The last step's result for these edges.
@@ -180,7 +192,7 @@ class _Program:
             leaf: is given what each beginning step reads: (slot, kind, detail, value), and gives what is used for it.
         """
         n, values = stop - start, []
-        tensors = self._unchanged() if tensors is None else tensors
+        tensors = self.tensors if tensors is None else tensors
         for step, over in zip(self._steps, self._last_use, strict=True):
             kind = step[0]
             if kind is Item:
@@ -200,15 +212,6 @@ class _Program:
             for k in over:
                 values[k] = None
         return values[-1]
-
-    def _unchanged(self) -> list[Tensor]:
-        for tensor, version in zip(self.tensors, self._versions, strict=True):
-            if tensor._version != version:
-                raise DistributedOpError(
-                    f"a tensor of shape {tuple(tensor.shape)} was changed in place after edges had read it, while the run works "
-                    "in chunks of edges. Compute out of place, or leave max_edges_per_chunk and recompute out"
-                )
-        return self.tensors
 
     def rows(self, tensors: list[Tensor], start: int, stop: int, leaf: Callable | None = None) -> tuple[Tensor, int]:
         """The rows of these edges, plain, and their dimension."""
@@ -301,6 +304,8 @@ def _derivative(program, index, row_dim, grad, tensors, needs) -> list[Tensor | 
 def _derivative_again(program, index, row_dim, grad, tensors, needs) -> list[Tensor | None]:
     """The same, to be differentiated again: all edges at once, since autograd would keep every chunk."""
     n = program.meta.n_edges
+    # views, for one tensor may be computed from another: what a recipe begins with is where its derivative ends
+    tensors = [t.view_as(t) for t in tensors]
     rows, _ = program.rows(tensors, 0, n)
     wanted = [t for t, need in zip(tensors, needs, strict=True) if need]
     if not rows.requires_grad:
@@ -314,14 +319,15 @@ def in_chunks(node: Any, sample: ShardTensor, meta: ShardMeta, index: Tensor, n_
     plain = to_local(sample)
     program = _Program(node, meta)
     allocate = lambda: plain.new_zeros(n_rows, *plain.shape[1:])
-    return _InChunks.apply(program, index, allocate, 0, *program._unchanged())
+    return _InChunks.apply(program, index, allocate, 0, *program.tensors)
 
 
 def in_one(node: Any, sample: ShardTensor, meta: ShardMeta) -> Tensor:
     """The rows of all edges; what they are computed from is not kept for the backward pass."""
     if isinstance(node, Read):
-        return node.tensor.index_select(0, node.index)
+        node.check()
+        return node.tensor.index_select(0, node.detail)
     plain, at = to_local(sample), sample._row_dim
     program = _Program(node, meta)
     allocate = lambda: plain.new_empty(*plain.shape[:at], meta.n_edges, *plain.shape[at + 1 :])
-    return _InChunks.apply(program, None, allocate, at, *program._unchanged())
+    return _InChunks.apply(program, None, allocate, at, *program.tensors)
