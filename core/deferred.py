@@ -231,11 +231,12 @@ def _recorded(func: Any, name: str, args: tuple, kwargs: dict[str, Any], deferre
 
     try:
         operation = Operation(func, name, mapped(_rows_first(name, args, deferred[0]), node), mapped(kwargs, node))
-        sample = operation.sample(meta, min(_N_SAMPLE, n))
+        samples = {id(d._node): d._sample for d in deferred}
+        sample = operation.sample(meta, min(_N_SAMPLE, n), samples)
     except (_NotWritten, DistributedOpError, RuntimeError, ValueError, TypeError, IndexError):
         return _NO  # computed for all edges at once, where what is wrong is raised
     if is_scripted_function(func):
-        _check_by_rows(operation, sample, meta)
+        _check_by_rows(operation, sample, meta, samples)
     return _given_back(operation, sample, tracked, deferred, min(_N_SAMPLE, n))
 
 
@@ -290,12 +291,12 @@ def _rows_first(name: str, args: tuple, rows: Deferred) -> tuple:
     return (args[0], sizes)
 
 
-def _check_by_rows(operation: Operation, sample: Any, meta: ShardMeta) -> None:
+def _check_by_rows(operation: Operation, sample: Any, meta: ShardMeta, samples: dict[int, ShardTensor]) -> None:
     """Scripted code can't be seen into: that it works row by row is tried on one edge alone."""
     n = min(_N_SAMPLE, meta.n_edges)
     if n < 2:
         return
-    for both, alone in zip(_parts(sample), _parts(operation.sample(meta, 1)), strict=True):
+    for both, alone in zip(_parts(sample), _parts(operation.sample(meta, 1, samples)), strict=True):
         both, alone = to_local(both)[:1], to_local(alone)
         scale = both.abs().amax() if both.numel() else 0
         same = ((both - alone).abs() <= 1e-3 * scale).all() if both.is_floating_point() else (both == alone).all()

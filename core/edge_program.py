@@ -82,10 +82,20 @@ class Operation:
         mapped((self.args, tuple(self.kwargs.values())), lambda v: found.append(getattr(v, "requires_grad", False) is True))
         self.requires_grad = self.gradients and any(found)
 
-    def sample(self, meta: ShardMeta, n: int) -> Any:
-        """What comes of the first ``n`` edges, with roles."""
+    def sample(self, meta: ShardMeta, n: int, samples: dict[int, ShardTensor]) -> Any:
+        """What comes of the first ``n`` edges, with roles; ``samples`` has them of nodes, by their ``id``."""
+
+        def put(value: Any) -> Any:
+            if id(value) in samples:
+                known = samples[id(value)]
+                rows = to_local(known).narrow(known._row_dim, 0, n)
+                return promote(rows, Role.EDGE, meta, known._row_dim)
+            if isinstance(value, Given):
+                return promote(value.tensor.detach().narrow(value.detail, 0, n), Role.EDGE, meta, value.detail)
+            return value.tensor.detach() if isinstance(value, Whole) else n if isinstance(value, Rows) else value
+
         with torch.no_grad():
-            return _Program(self, meta).run(None, 0, n)
+            return self.call(mapped(self.args, put), mapped(self.kwargs, put), meta, n)
 
     def call(self, args: tuple, kwargs: dict[str, Any], meta: ShardMeta, n: int) -> Any:
         """The operation on ``n`` edges; of scripted code, which loses roles, the result is rows of edges as well."""
@@ -183,16 +193,15 @@ class _Program:
         node.check()
         return type(node), slot, node.detail
 
-    def run(self, tensors: list[Tensor] | None, start: int, stop: int, leaf: Callable | None = None) -> Any:
+    def run(self, tensors: list[Tensor], start: int, stop: int, leaf: Callable | None = None) -> Any:
         """The last step's result for these edges.
 
         Args:
-            tensors: to begin with; None for those of the recipe.
+            tensors: to begin with, in the place of those of the recipe.
             start, stop: the edges.
             leaf: is given what each beginning step reads: (slot, kind, detail, value), and gives what is used for it.
         """
         n, values = stop - start, []
-        tensors = self.tensors if tensors is None else tensors
         for step, over in zip(self._steps, self._last_use, strict=True):
             kind = step[0]
             if kind is Item:
