@@ -237,6 +237,7 @@ def _recorded(func: Any, name: str, args: tuple, kwargs: dict[str, Any], deferre
         return _NO  # computed for all edges at once, where what is wrong is raised
     if is_scripted_function(func):
         _check_by_rows(operation, sample, meta, samples)
+    operation.requires_grad &= any(p.is_floating_point() for p in _parts(sample) if isinstance(p, Tensor))
     return _given_back(operation, sample, tracked, deferred, min(_N_SAMPLE, n))
 
 

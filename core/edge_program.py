@@ -80,7 +80,7 @@ class Operation:
     def __post_init__(self) -> None:
         found: list[bool] = []
         mapped((self.args, tuple(self.kwargs.values())), lambda v: found.append(getattr(v, "requires_grad", False) is True))
-        self.requires_grad = self.gradients and any(found)
+        self.requires_grad = self.gradients and any(found) and self.name != "detach"
 
     def sample(self, meta: ShardMeta, n: int, samples: dict[int, ShardTensor]) -> Any:
         """What comes of the first ``n`` edges, with roles; ``samples`` has them of nodes, by their ``id``."""
@@ -323,12 +323,17 @@ def _derivative_again(program, index, row_dim, grad, tensors, needs) -> list[Ten
     return [next(found) if need else None for need in needs]
 
 
+def _applied(node: Any, program: _Program, index: Tensor | None, allocate: Callable, row_dim: int) -> Tensor:
+    with torch.set_grad_enabled(torch.is_grad_enabled() and node.requires_grad):
+        return _InChunks.apply(program, index, allocate, row_dim, *program.tensors)
+
+
 def in_chunks(node: Any, sample: ShardTensor, meta: ShardMeta, index: Tensor, n_rows: int) -> Tensor:
     """(n_rows, ...) sum of the rows of a recipe over the edges with each value of ``index``, (E,)."""
     plain = to_local(sample)
     program = _Program(node, meta)
     allocate = lambda: plain.new_zeros(n_rows, *plain.shape[1:])
-    return _InChunks.apply(program, index, allocate, 0, *program.tensors)
+    return _applied(node, program, index, allocate, 0)
 
 
 def in_one(node: Any, sample: ShardTensor, meta: ShardMeta) -> Tensor:
@@ -339,4 +344,4 @@ def in_one(node: Any, sample: ShardTensor, meta: ShardMeta) -> Tensor:
     plain, at = to_local(sample), sample._row_dim
     program = _Program(node, meta)
     allocate = lambda: plain.new_empty(*plain.shape[:at], meta.n_edges, *plain.shape[at + 1 :])
-    return _InChunks.apply(program, None, allocate, at, *program.tensors)
+    return _applied(node, program, None, allocate, at)

@@ -23,10 +23,15 @@ NAMES = [n for n in toys.TOYS if not n.startswith("own vectors") and n not in (*
 CHUNKS = [(1, "several"), (2, "triclinic"), (3, "gas")]
 
 
+def in_chunks(comm, names, structure, policy):
+    """Runs on each rank."""
+    return toys.on_rank(comm, names, structure, policy, max_edges_per_chunk=23)
+
+
 @pytest.mark.parametrize(("world_size", "structure"), CHUNKS)
 @pytest.mark.parametrize("policy", toys.POLICIES)
 def test_small_models_of_every_kind(ranks, world_size, structure, policy):
-    parts = ranks.run(world_size, toys.on_rank, NAMES, structure, policy, max_edges_per_chunk=23)
+    parts = ranks.run(world_size, in_chunks, NAMES, structure, policy)
     whole = ranks.run(world_size, toys.on_rank, NAMES, structure, policy)
     for name in NAMES:
         toys.assert_equal(parts, name, structure)
@@ -36,7 +41,7 @@ def test_small_models_of_every_kind(ranks, world_size, structure, policy):
 @pytest.mark.parametrize("name", NOT_SUMS)
 def test_a_model_without_sums_over_edges_is_refused(name):
     model = DistributedModel(toys.toy(name), DomainConfig(max_edges_per_chunk=23))
-    with pytest.raises(InputError, match="max_edges_per_chunk=23: .* sums no rows of edges where nvdd sees it"):
+    with pytest.raises(InputError, match=r"max_edges_per_chunk=23: .* sums no rows of edges where nvdd sees it"):
         model(toys.batch_of("slab"))
 
 
