@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from memory import SavedBytes
 
 import parity
 import toys
+from memory import SavedBytes
 from nvdd import Batch, DistributedModel, DistributedOpError, DomainConfig, EdgeStage, MLIPSpec, dispatch_trace
 from nvdd.errors import InputError
 from nvdd.specs import SPEC_MPNN_HALO
