@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -40,6 +41,11 @@ class DomainConfig:
         compile: True to run forward and derivative as one compiled graph of fixed shapes: ``"inductor"``, and on GPUs
             whose messages can be captured (one rank, or NCCL) as a CUDA graph. Or which of the two:
             ``"inductor"``, ``"cudagraphs"``, ``"inductor+cudagraphs"``; ``"eager"`` runs the graph as it is.
+        max_edges_per_chunk: compute with at most so many edges at a time, forward and backward, so that a rank's memory
+            grows with its atoms instead of its edges; what is between a gather and a sum over edges is computed twice.
+            None for all edges at once.
+        recompute: as ``max_edges_per_chunk`` with all edges in one chunk: nothing of size of the edges is kept for the
+            backward pass.
         ghost_width: A; within which `DomainParallel` looks for the atoms of other ranks. None for cutoff + skin; more
             than that makes searches rarer, as a larger skin does.
         migration_hysteresis: A by which an atom must have left its rank's domain before `DomainParallel` moves it to
@@ -60,6 +66,8 @@ class DomainConfig:
     graph_plan: str = "curve"
     device: Any = None
     compile: bool | str = False
+    max_edges_per_chunk: int | None = None
+    recompute: bool = False
     ghost_width: float | None = None
     migration_hysteresis: float | None = None
     rebalance_every: int | None = 1000
@@ -73,6 +81,7 @@ class DomainConfig:
         if self.balance not in BALANCES:
             raise InputError(f"DomainConfig: balance must be one of {', '.join(BALANCES)}, got {self.balance!r}")
         self._check_motion()
+        self._check_memory()
         try:
             object.__setattr__(self, "strategy", StrategyKind(self.strategy))
         except ValueError:
@@ -93,6 +102,21 @@ class DomainConfig:
                 f"DomainConfig: strategy 'graph' divides the list of atoms in equal parts, and {what} is of domains in "
                 "space; leave it out, or take strategy='halo'"
             )
+
+    @property
+    def edges_at_once(self) -> int | None:
+        """How many edges a rank computes with at a time; None for all, which autograd then keeps."""
+        return sys.maxsize if self.recompute and self.max_edges_per_chunk is None else self.max_edges_per_chunk
+
+    def _check_memory(self) -> None:
+        n = self.max_edges_per_chunk
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
+            raise InputError(f"DomainConfig: max_edges_per_chunk must be a positive whole number or None, got {n!r}")
+        if not isinstance(self.recompute, bool):
+            raise InputError(f"DomainConfig: recompute must be True or False, got {self.recompute!r}")
+        if self.compile and self.edges_at_once is not None:
+            which = "recompute=True" if n is None else f"max_edges_per_chunk={n}"
+            raise InputError(f"DomainConfig: a compiled forward keeps what it needs; leave out compile, or {which}")
 
     def _check_motion(self) -> None:
         if not isinstance(self.compile, bool) and self.compile not in COMPILERS:

@@ -63,6 +63,8 @@ class ShardMeta:
         directory: where each atom is, for sharded storage.
         plans_by_id: exchanges that were made for computed ids: the ids, their version, the plan, their rows in it.
         n_edges: edges of this rank.
+        edges_at_once: how many edges to compute with at a time (`nvdd.deferred`); None for all, which autograd then keeps.
+        sums_in_chunks: sums over edges that were computed so.
         custom_ops: operation -> `OpAdapter`s of the model, installed for this forward.
         counts: (n_owned,) bool, the owned rows that count in sums, where these are filled up to a capacity (compiled
             forwards); None where they are the first ``n_counted``.
@@ -83,6 +85,8 @@ class ShardMeta:
     counts: Tensor | None = None
     edges_count: Tensor | None = None
     n_edges: int | None = None
+    edges_at_once: int | None = None
+    sums_in_chunks: int = 0
     _fetched: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
     _required: list[tuple[Tensor, Exception]] = field(default_factory=list)
 

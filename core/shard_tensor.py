@@ -26,6 +26,7 @@ class ShardTensor(Tensor):
     _sender_at: int
     _total: Tensor
     _system: Tensor
+    _node: Any = None  # of `nvdd.deferred.Deferred`: how its rows are computed
 
     @staticmethod
     def wrap(
@@ -159,6 +160,8 @@ def to_local(value: Any) -> Any:
     In a wrapper: says that what follows is meant to be local (row-wise work on owned atoms).
     """
     if isinstance(value, ShardTensor):
+        if value._node is not None:
+            return value._whole
         with torch._C.DisableTorchFunctionSubclass():
             return _alias(value, Tensor) if _is_traced() else value.as_subclass(Tensor)
     return value

@@ -34,6 +34,8 @@ def export_model(
     elements: Sequence[str] | None = None,
     allow_pickle: bool = False,
     compile: bool | str = False,
+    max_edges_per_chunk: int | None = None,
+    recompute: bool = False,
 ) -> dict[str, Any]:
     """Writes a model for LAMMPS, after proving that the file gives the same energy and forces.
 
@@ -45,6 +47,7 @@ def export_model(
         dtype: ``"float32"`` or ``"float64"``; None for the model's own.
         elements: chemical symbols that a deck may map its atom types to; None for all that the model knows.
         compile: compile the model when LAMMPS first evaluates it, as `nvdd.DomainConfig.compile` says.
+        max_edges_per_chunk, recompute: for less memory, as in `nvdd.DomainConfig`.
         allow_pickle: where the model can't be rebuilt from a configuration, put the pickled module into the file.
 
     Returns:
@@ -55,7 +58,8 @@ def export_model(
             that can't be rebuilt, with the reason; one that comes out different.
         MissingDependencyError: the family's package is not installed.
     """
-    DomainConfig(compile=compile)
+    how = {"compile": compile, "max_edges_per_chunk": max_edges_per_chunk, "recompute": recompute}
+    DomainConfig(**how)
     path, options = Path(path), composed.normal_options(model, options)
     if path.suffix != SUFFIX:
         raise InputError(f"{path}: the name of a model file must end in {SUFFIX}, by which LAMMPS knows how to read it")
@@ -76,7 +80,7 @@ def export_model(
         "dtype": _dtype_name(getattr(wrapper, "dtype", torch.float64)),
         "units": "metal",
         "pickled": False,
-        "compile": compile,
+        **how,
     }
     NVDDUnified(wrapper, meta)  # refuses what LAMMPS can't give
     original = probe(wrapper, meta["elements"])

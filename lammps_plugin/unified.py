@@ -136,9 +136,8 @@ class NVDDUnified:
         self.world = world = World(handle, device)
         with world.evaluation():  # the model may not fit on one rank's GPU
             self.wrapper.to(world.comm.device)
-            self._model = DistributedModel(
-                self.wrapper, DomainConfig(mesh=world.comm, compile=self.meta.get("compile", False)), report_phase=self._enter
-            )
+            how = {name: self.meta[name] for name in ("compile", "max_edges_per_chunk", "recompute") if name in self.meta}
+            self._model = DistributedModel(self.wrapper, DomainConfig(mesh=world.comm, **how), report_phase=self._enter)
         charges = sorted(self.wrapper.model_config.node_inputs)
         positions = strategy is not ForceStrategy.EDGE_VECTORS
         bonds = self.wrapper.model_config.neighbor_config.bond_reach

@@ -17,7 +17,7 @@ from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.registry import ModelFamily
 from nvdd.shard_tensor import to_local
-from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, MLIPSpec
+from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, EdgeStage, MLIPSpec
 
 _INSTALL = "pip install 'sevenn>=0.11'"
 _SHIPPED = ("7net-0", "7net-0_22May2024", "7net-l3i5", "7net-mf-0")
@@ -118,7 +118,12 @@ class SevenNetWrapper(torch.nn.Module, BaseModelMixin):
 
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec:
         """Owned rows, remote ones fetched where senders are gathered."""
-        return SPEC_MPNN_GP if strategy is StrategyKind.GRAPH_PARTITION else SPEC_MPNN_HALO
+        import sevenn._keys as key
+
+        spec = SPEC_MPNN_GP if strategy is StrategyKind.GRAPH_PARTITION else SPEC_MPNN_HALO
+        blocks = (self.model._modules[name] for name in self._blocks)
+        convolutions = [block for block in blocks if type(block).__name__ == "IrrepsConvolution"]
+        return spec.with_adapters(*EdgeStage.of(convolutions, (key.EDGE_ATTR, key.EDGE_EMBEDDING)))
 
 
 def _import_sevenn() -> None:

@@ -44,6 +44,8 @@ class NVDDCalculator(Calculator):
             or ``"blocks"`` (parts in the order of the atoms, all rows are gathered).
         compile: True to compile the model's forward and derivative at its first evaluation (docs/performance.md); or
             how, see `nvdd.DomainConfig`.
+        max_edges_per_chunk, recompute: compute again in the backward pass what is of the size of the edges, so many edges at
+            a time, or all (docs/performance.md): less memory, more time, the same numbers.
         start_timeout, timeout: seconds that ranks may take to start and to evaluate; None for no limit. A rank
             that dies is noticed at once either way.
         kwargs: as for every ASE calculator: ``atoms``, ``label``, ``directory``.
@@ -88,6 +90,8 @@ class NVDDCalculator(Calculator):
         strategy: str = "halo",
         graph_plan: str = "curve",
         compile: bool | str = False,
+        max_edges_per_chunk: int | None = None,
+        recompute: bool = False,
         start_timeout: float | None = 300.0,
         timeout: float | None = None,
         **kwargs: Any,
@@ -107,7 +111,9 @@ class NVDDCalculator(Calculator):
         options = inputs.checked_options(model, model_options)
         self._engine_arguments = {
             "dtype": inputs.checked_dtype(dtype),
-            "domain": inputs.checked_domain(skin, balance, grid, strategy, self._ranks, graph_plan, compile),
+            "domain": inputs.checked_domain(
+                skin, balance, grid, strategy, self._ranks, graph_plan, compile, max_edges_per_chunk, recompute
+            ),
             "model": inputs.checked_model(model, options),
             "options": options,
         }

@@ -27,12 +27,14 @@ from nvdd_ase.cli_options import (
     File,
     GraphPlan,
     Index,
+    MaxEdges,
     Model,
     NptMode,
     Options,
     Plot,
     Pressure,
     Ranks,
+    Recompute,
     Restart,
     Skin,
     Strategy,
@@ -83,13 +85,13 @@ def _root(
 @contextmanager
 def _calculator(
     model: str, options: dict[str, Any], ranks: int, device: str | None, dtype: str | None, skin: float, strategy: str,
-    graph_plan: str, compile: bool,
+    graph_plan: str, memory: dict[str, Any], compile: bool,
 ) -> Iterator[Any]:
     """The calculator, its start announced; closed at the end."""
     from nvdd_ase import NVDDCalculator
 
     start = time.perf_counter()
-    where = {"ranks": ranks, "device": device, "strategy": strategy, "graph_plan": graph_plan, "compile": compile}
+    where = {"ranks": ranks, "device": device, "strategy": strategy, "graph_plan": graph_plan, "compile": compile, **memory}
     with NVDDCalculator(model, dtype=dtype, skin=skin, model_options=options, **where) as calculator:
         seconds = time.perf_counter() - start
         report.say(f"model       {model}, {ranks} rank{'s' * (ranks > 1)}, ready in {seconds:.1f} s")
@@ -109,6 +111,8 @@ def md(
     strategy: Strategy = "halo",
     graph_plan: GraphPlan = "curve",
     compile: Compile = False,
+    max_edges_per_chunk: MaxEdges = None,
+    recompute: Recompute = False,
     engine: Annotated[
         str, typer.Option(metavar="ase|native", help="ASE's integrators, or nvdd's: atoms stay on their ranks.")
     ] = "ase",
@@ -143,7 +147,7 @@ def md(
         from nvdd_ase.cli_native import run_native
 
         run_native(
-            file, index, model, option, ranks, device, dtype, skin, compile, ensemble, temperature, pressure, timestep, friction, steps,
+            file, index, model, option, ranks, device, dtype, skin, compile, max_edges_per_chunk, recompute, ensemble, temperature, pressure, timestep, friction, steps,
             interval, "full" if cell else npt_mode, tau_t, tau_p, checkpoint, checkpoint_interval, restart, seed, output, plot,
         )  # fmt: skip
         return
@@ -171,7 +175,8 @@ def md(
     report.say(f"velocities  {prepare_velocities(atoms, settings)}")
     if ensemble == "langevin":
         report.say(f"noise       seed {seed}")
-    with _calculator(model, options, ranks, device, dtype, skin, strategy, graph_plan, compile) as calculator:
+    memory = {"max_edges_per_chunk": max_edges_per_chunk, "recompute": recompute}
+    with _calculator(model, options, ranks, device, dtype, skin, strategy, graph_plan, memory, compile) as calculator:
         atoms.calc = calculator
         atoms.get_forces()  # the first call loads and compiles: not part of the speed
         start = time.perf_counter()
@@ -220,6 +225,8 @@ def relax(
     strategy: Strategy = "halo",
     graph_plan: GraphPlan = "curve",
     compile: Compile = False,
+    max_edges_per_chunk: MaxEdges = None,
+    recompute: Recompute = False,
     fmax: Annotated[float, typer.Option(help="Largest force to leave, in eV/A.")] = 0.05,
     steps: Annotated[int, typer.Option(help="Most steps to take.")] = 500,
     optimizer: Annotated[str, typer.Option(metavar="fire|lbfgs|bfgs")] = "fire",
@@ -256,7 +263,8 @@ def relax(
         given.check_output("--plot", plot, file)
 
     report.say(f"structure   {file}: {len(atoms)} atoms, {atoms.get_chemical_formula()}")
-    with _calculator(model, options, ranks, device, dtype, skin, strategy, graph_plan, compile) as calculator:
+    memory = {"max_edges_per_chunk": max_edges_per_chunk, "recompute": recompute}
+    with _calculator(model, options, ranks, device, dtype, skin, strategy, graph_plan, memory, compile) as calculator:
         atoms.calc = calculator
 
         def print_state(state: RelaxStep) -> None:
@@ -298,6 +306,8 @@ def single(
     strategy: Strategy = "halo",
     graph_plan: GraphPlan = "curve",
     compile: Compile = False,
+    max_edges_per_chunk: MaxEdges = None,
+    recompute: Recompute = False,
     index: Annotated[str, typer.Option(help="Frame, or range of frames such as 0:100:10.")] = "-1",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Results, as .json or .extxyz.", show_default=False)
@@ -311,7 +321,8 @@ def single(
     if output:
         given.check_output("--output", output, file, (".json", ".extxyz", ".xyz"))
 
-    with _calculator(model, options, ranks, device, dtype, skin, strategy, graph_plan, compile) as calculator:
+    memory = {"max_edges_per_chunk": max_edges_per_chunk, "recompute": recompute}
+    with _calculator(model, options, ranks, device, dtype, skin, strategy, graph_plan, memory, compile) as calculator:
         results, written = _compute(frames, calculator)
     title = f"{file}, {model}"
     if len(frames) == 1:

@@ -10,7 +10,7 @@ import typer
 
 from nvdd_ase import cli_input as given
 from nvdd_ase import cli_report as report
-from nvdd_ase.cli_options import Compile, Debug, Dtype, Options
+from nvdd_ase.cli_options import Compile, Debug, Dtype, MaxEdges, Options, Recompute
 from nvdd_ase.doctor_check import MISSING, OK, WARNING
 
 _STYLE = {OK: "", WARNING: "yellow", MISSING: "red"}
@@ -33,6 +33,8 @@ def export(
         typer.Option("--allow-pickle", help="Put a model that can't be rebuilt into the file as code and all."),
     ] = False,
     compile: Compile = False,
+    max_edges_per_chunk: MaxEdges = None,
+    recompute: Recompute = False,
     debug: Debug = False,
 ) -> None:
     """Write a model to a file for LAMMPS: `pair_style mliap unified NAME.nvdd`."""
@@ -42,7 +44,10 @@ def export(
     symbols = [symbol.strip() for symbol in elements.split(",") if symbol.strip()] if elements is not None else None
     with warnings.catch_warnings(record=True) as caught, report.err.status("loading, rebuilding and comparing"):
         warnings.simplefilter("always")
-        meta = export_model(model, output, options=options, dtype=dtype, elements=symbols, allow_pickle=allow_pickle, compile=compile)
+        meta = export_model(
+            model, output, options=options, dtype=dtype, elements=symbols, allow_pickle=allow_pickle, compile=compile,
+            max_edges_per_chunk=max_edges_per_chunk, recompute=recompute,
+        )  # fmt: skip
     for warning in caught:
         if "as a pickle" in str(warning.message):
             report.complain(f"warning: {warning.message}")

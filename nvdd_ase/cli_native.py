@@ -25,6 +25,8 @@ def run_native(
     dtype: str | None,
     skin: float,
     compile: bool,
+    max_edges_per_chunk: int | None,
+    recompute: bool,
     ensemble: str,
     temperature: float,
     pressure: float,
@@ -78,7 +80,7 @@ def run_native(
         atoms, model, ranks, ensemble, timestep=timestep, temperature=temperature, pressure=pressure, friction=friction,
         tau_t=tau_t, tau_p=tau_p, npt_mode=npt_mode, seed=seed, log=log, trajectory=output, interval=interval,
         checkpoint=checkpoint, checkpoint_interval=checkpoint_interval, restart=restart, device=device, dtype=dtype, skin=skin,
-        model_options=options, compile=compile,
+        model_options=options, compile=compile, max_edges_per_chunk=max_edges_per_chunk, recompute=recompute,
     ) as md:  # fmt: skip
         report.say(
             f"model       {model}, {ranks} rank{'s' * (ranks > 1)}, ready in {time.perf_counter() - start:.1f} s"

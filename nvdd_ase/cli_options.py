@@ -22,6 +22,12 @@ Skin = Annotated[float, typer.Option(help="Margin of the neighbour lists, in A."
 Strategy = Annotated[str, typer.Option(metavar="halo|graph", help="Domains in space, or equal parts of the list of atoms.")]
 GraphPlan = Annotated[str, typer.Option(metavar="curve|blocks", help="graph: parts along a curve, or in the file's order.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile the model at its first evaluation.")]
+MaxEdges = Annotated[
+    int | None, typer.Option("--max-edges-per-chunk", help="Compute with so many edges at a time: less memory, more time.")
+]
+Recompute = Annotated[
+    bool, typer.Option("--recompute", help="Keep nothing of the size of the edges for the backward pass: less memory, more time.")
+]
 Index = Annotated[str, typer.Option(help="Frame of a file with several; -1 is the last.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw the run to this .png, .pdf or .svg file.")]
 Debug = Annotated[bool, typer.Option("--debug", help="On an error, show the traceback too.")]

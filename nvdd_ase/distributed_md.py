@@ -48,7 +48,8 @@ class DistributedMD:
             integrator whose ``holds_com`` is true), unless atoms are constrained or alone. ``nve`` keeps the momentum
             that the atoms have, ``langevin`` moves them all.
         hooks: more hooks, called on the ranks; they and their functions must be defined in a module.
-        device, dtype, skin, model_options, balance, grid, compile, start_timeout, timeout: as for `NVDDCalculator`.
+        device, dtype, skin, model_options, balance, grid, compile, max_edges_per_chunk, recompute, start_timeout,
+            timeout: as for `NVDDCalculator`.
 
     Raises:
         InputError, MissingDependencyError: before anything runs.
@@ -91,6 +92,8 @@ class DistributedMD:
         balance: str = "auto",
         grid: Sequence[int] | None = None,
         compile: bool | str = False,
+        max_edges_per_chunk: int | None = None,
+        recompute: bool = False,
         start_timeout: float | None = 300.0,
         timeout: float | None = None,
     ) -> None:
@@ -116,7 +119,9 @@ class DistributedMD:
             "model": inputs.checked_model(model, options),
             "options": options,
             "dtype": inputs.checked_dtype(dtype),
-            "domain": inputs.checked_domain(skin, balance, grid, "halo", ranks, compile=compile),
+            "domain": inputs.checked_domain(
+                skin, balance, grid, "halo", ranks, "curve", compile, max_edges_per_chunk, recompute
+            ),
             "dynamics": self.dynamics,
             "hooks": [*self._files(log, trajectory, interval, checkpoint_interval), *hooks],
         }

@@ -122,6 +122,8 @@ def checked_domain(
     ranks: int,
     graph_plan: str = "curve",
     compile: bool | str = False,
+    max_edges_per_chunk: int | None = None,
+    recompute: bool = False,
 ) -> dict[str, Any]:
     """Arguments of `DomainConfig`."""
     from nvdd.config import DomainConfig
@@ -132,6 +134,8 @@ def checked_domain(
     domain = {
         "skin": float(skin), "balance": balance, "grid_dims": grid, "strategy": strategy, "graph_plan": graph_plan,
         "compile": compile,
+        "max_edges_per_chunk": max_edges_per_chunk,
+        "recompute": recompute,
     }  # fmt: skip
     DomainConfig(**domain)
     SpatialPartitioner(ranks, grid, balance)

@@ -3,6 +3,7 @@
 from nvdd.adapters import (
     AdapterRegistry,
     AdapterStatus,
+    EdgeStage,
     FunctionAdapter,
     JitAdapter,
     MethodAdapter,
@@ -36,6 +37,7 @@ __all__ = [
     "AdapterStatus",
     "CompilePolicy",
     "DistributionSpec",
+    "EdgeStage",
     "ForceStrategy",
     "FunctionAdapter",
     "JitAdapter",

@@ -2,11 +2,12 @@
 
 Pick by how the code is called: a registered custom operation (`OpAdapter`), a method of a class (`MethodAdapter`), a
 function of a module (`FunctionAdapter`), any attribute of a module (`PythonAdapter`), a scripted function
-(`JitAdapter`). A spec carries them; `AdapterRegistry` has them in place while the model runs.
+(`JitAdapter`). `EdgeStage` declares arguments of a method. A spec carries them; `AdapterRegistry` has them in place while the model runs.
 """
 
 from nvdd.adapters.base import Adapter, AdapterStatus, Installed
 from nvdd.adapters.callables import FunctionAdapter, JitAdapter, MethodAdapter, PythonAdapter
+from nvdd.adapters.edges import EdgeStage
 from nvdd.adapters.load import adapter_from_dict
 from nvdd.adapters.op import OpAdapter
 from nvdd.adapters.registry import AdapterRegistry
@@ -26,6 +27,7 @@ __all__ = [
     "AdapterStatus",
     "AllReduceSum",
     "AsIs",
+    "EdgeStage",
     "FunctionAdapter",
     "GatherInputs",
     "GatherInputsFull",

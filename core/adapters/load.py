@@ -6,6 +6,7 @@ from typing import Any
 
 from nvdd.adapters.base import Adapter
 from nvdd.adapters.callables import FunctionAdapter, JitAdapter, MethodAdapter, PythonAdapter
+from nvdd.adapters.edges import edge_stage
 from nvdd.adapters.op import OpAdapter, resolve
 from nvdd.adapters.paths import from_path
 from nvdd.adapters.replacements import replacement_from_dict
@@ -23,7 +24,7 @@ def adapter_from_dict(value: Any, where: str = "adapter") -> Adapter:
     """
     fields = Fields(value, where)
     kind = fields.take("kind", str)
-    readers = {"op": _op, "method": _method, "function": _attribute, "python": _attribute, "jit": _attribute}
+    readers = {"op": _op, "method": _method, "function": _attribute, "python": _attribute, "jit": _attribute, "edges": _edges}
     if kind not in readers:
         raise InputError(f"{where}: kind {kind!r} is not one of {', '.join(map(repr, readers))}")
     adapter = readers[kind](kind, fields)
@@ -60,6 +61,11 @@ def _one_of(table: Any, name: Any, where: str) -> Any:
 def _method(kind: str, fields: Fields) -> Adapter:
     names = {key: fields.take(key, str) for key in ("module_path", "class_name", "method_name")}
     return MethodAdapter(**names, replacement=_replacement(fields))
+
+
+def _edges(kind: str, fields: Fields) -> Adapter:
+    names = [fields.take(key, str) for key in ("module_path", "class_name", "method_name")]
+    return edge_stage(*names, fields.take("edges", list))
 
 
 def _attribute(kind: str, fields: Fields) -> Adapter:

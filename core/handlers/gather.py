@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nvdd.deferred import defer_read
 from nvdd.dispatch import Call, call_site, register
 from nvdd.exchange import fetch
 from nvdd.handlers.carriers import of_parameters, one_kind, to_rows
@@ -40,12 +41,23 @@ def gather_by_edge(call: Call):
     meta, space = index._meta, index._of
     reads_local = index._role is Role.RECEIVER or (space == "atoms" and not meta.fetches)
     rows = to_local(source) if reads_local else padded(source, meta, space, call)
+    if _may_wait(call, source, index):
+        return defer_read(rows, to_local(index), meta, isinstance(source, ShardTensor))
     out = read(call, rows, to_local(index))
     if not isinstance(source, ShardTensor):
         return out  # of a tensor that the model made local nothing is tracked, here or further on
     if source._role is Role.SYSTEM_INDEX:
         return promote(out, Role.SYSTEM_INDEX, meta, index._row_dim, entry=index._entry)
     return promote(out, index._entry, meta, index._row_dim)
+
+
+def _may_wait(call: Call, source: Any, index: ShardTensor) -> bool:
+    """Whether what is read is one row of atoms for each edge, which a run in chunks of edges reads when it needs it."""
+    meta = index._meta
+    atoms_by_edge = index._of == "atoms" and index._entry is Role.EDGE and index.dim() == 1
+    plain = call.name in ("index_select", "embedding") or (call.name == "getitem" and not isinstance(call.args[1], tuple))
+    of_atoms = getattr(source, "_role", meta.atom_role) is meta.atom_role
+    return meta.edges_at_once is not None and atoms_by_edge and plain and of_atoms and index.shape[0] == meta.n_edges
 
 
 def _check_source(call: Call, source: Any, index: ShardTensor, dim: int | None) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nvdd.deferred import Deferred, sum_of
 from nvdd.dispatch import Call, register
 from nvdd.exchange import correct, fetch, fold, fold_extremum, gather_shares, shared, sum_over_ranks
 from nvdd.handlers.rows import positive
@@ -83,7 +84,8 @@ def _result(
     if call.inplace:
         plain = to_local(target)
         value = plain if value is None else plain.copy_(value)
-    tracked = isinstance(target, ShardTensor) or isinstance(source, ShardTensor) or role is Role.SYSTEM
+    has_role = source._tracked if isinstance(source, Deferred) else isinstance(source, ShardTensor)
+    tracked = isinstance(target, ShardTensor) or has_role or role is Role.SYSTEM
     out = promote(value, role, meta, row_dim) if tracked else value
     return adopt(target, out) if call.inplace and tracked else out
 
@@ -92,6 +94,8 @@ def _local(
     call: Call, target: Tensor, dim: int, rows: Tensor, source: Any, how: str, include_self: bool = True
 ) -> Tensor:
     """Out of place, on this rank, whichever of torch's scatter functions fits the index."""
+    if isinstance(source, Deferred) and how == "sum":
+        return target + _in_chunks(call, source, rows, target)
     source = to_local(source)
     if not isinstance(source, Tensor):
         source = torch.full(rows.shape, source, dtype=target.dtype, device=target.device)
@@ -118,7 +122,10 @@ def scatter_to_receivers(call: Call):
     _check_rows_written(call, source, index)
     _check_target(call, target, meta.rows_of(index._of), index._of)
     at = index._row_dim
-    if index._of != "atoms" or not meta.corrects or meta.comm.size == 1:
+    local = index._of != "atoms" or not meta.corrects or meta.comm.size == 1
+    if isinstance(source, Deferred) and local:
+        value = to_local(target) + _in_chunks(call, source, to_local(index), target)
+    elif local:
         value = to_local(call.run())
         value = None if call.inplace else value
     elif how == "sum" and at == 0 and call.kwargs.get("include_self", True):
@@ -129,6 +136,13 @@ def scatter_to_receivers(call: Call):
         owned = _out_of_place(call, target).narrow(at, 0, meta.n_owned).movedim(at, 0)
         value = fetch(owned, meta.plan, f"{call.name} over receivers, forward").movedim(0, at)
     return _result(value, call, target, source, role, meta, at)
+
+
+def _in_chunks(call: Call, source: Deferred, rows: Tensor, target: Tensor) -> Tensor:
+    """The sum of edge rows that are computed as they are summed (`nvdd.deferred`)."""
+    alpha = call.kwargs.get("alpha", 1)
+    found = sum_of(source, rows, target.shape[0])
+    return found if alpha == 1 else found * alpha
 
 
 def _out_of_place(call: Call, target: Tensor) -> Tensor:

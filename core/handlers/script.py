@@ -8,8 +8,13 @@ from nvdd.dispatch import Call, register
 from nvdd.roles import Role
 
 
+def is_scripted_function(function: Any) -> bool:
+    """Whether torch.jit made it: a function, or a method of a module."""
+    return type(function).__name__ in ("ScriptMethod", "ScriptFunction")
+
+
 def _is_scripted(call: Call) -> bool:
-    return type(call.func).__name__ in ("ScriptMethod", "ScriptFunction")
+    return is_scripted_function(call.func)
 
 
 def name_of(function: Any) -> str:

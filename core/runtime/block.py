@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from nvdd.adapters import AdapterRegistry
+from nvdd.adapters import AdapterRegistry, EdgeStage
 from nvdd.adapters.scripted import ScriptedCalls
 from nvdd.communicator import Communicator
 from nvdd.config import DomainConfig, StrategyKind
 from nvdd.data import Batch
+from nvdd.deferred import settled
 from nvdd.errors import DistributedOpError, InputError
 from nvdd.model_config import EdgeLayout, NeighborListFormat
 from nvdd.policy import GraphParallelPolicy, HaloStoragePolicy, LocalStoragePolicy, ShardedStoragePolicy
@@ -108,7 +109,9 @@ class Block:
             raise InputError(f"{name} wants neighbours as {neighbors.format.value}; only 'coo' is distributed")
         self.cutoff, self.bonds = neighbors.cutoff, neighbors.bond_reach
         self.layout: EdgeLayout = getattr(wrapper, "edge_layout", EdgeLayout())
-        self.adapters = AdapterRegistry((*self.spec.all_adapters, ScriptedCalls()))
+        chunked = config.edges_at_once is not None
+        adapters = [a for a in self.spec.all_adapters if chunked or not isinstance(a, EdgeStage)]
+        self.adapters = AdapterRegistry((*adapters, ScriptedCalls()))
         self._seen = False  # that its energy is a function of the geometry
         if hasattr(wrapper, "distributed_setup"):
             wrapper.distributed_setup(self)
@@ -147,6 +150,7 @@ class Block:
             {} if rows is None else {rows.space: rows.edges, "bonds": rows.bonds},
             directory=graph.topology.directory,
             n_edges=graph.pair.shape[1],
+            edges_at_once=self.config.edges_at_once,
         )
 
     @contextmanager
@@ -161,7 +165,7 @@ class Block:
         leaf = leaf_type(batch, graph, meta, self.layout, self.wrapper.dtype)
         for feed in feeds:
             feed.give(leaf.batch, meta, self.wrapper.dtype)
-        raw = self.wrapper(leaf.batch)
+        raw = {name: settled(value) for name, value in self.wrapper(leaf.batch).items()}
         meta.settle()
         check_roles(raw, self.spec, meta)
         silent = not {"energy", "energies"} & raw.keys()

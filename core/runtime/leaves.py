@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nvdd.data import Batch
+from nvdd.deferred import defer
 from nvdd.exchange import broadcast, counted_once, fetch
 from nvdd.handlers.count import make_count
 from nvdd.model_config import EdgeLayout
@@ -129,7 +130,7 @@ class EdgeVectorLeaf:
             cell=_stand_in(eye, meta, "cell"),
             neighbor_list=_index_pair(graph, layout, meta),
             neighbor_list_shifts=_stand_in(to_local(vectors), meta, "shifts"),
-            edge_vectors=vectors,
+            edge_vectors=defer(vectors, meta),
             edge_layout=layout,
         )
 

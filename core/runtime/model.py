@@ -179,6 +179,7 @@ class DistributedModel:
                 graph, graphs = made.get(id(graph), graph), [made[id(g)] for g in graphs]
             passes = self._evaluate(batch, graphs, wanted, create_graph)
             try:
+                self._check_chunks(passes)
                 self._phase("consolidate")
                 values = self._consolidate(Total(self.blocks, passes, graph, batch.n_systems), volumes, wanted)
             finally:
@@ -216,6 +217,7 @@ class DistributedModel:
             graphs = [within[block.cutoff, block.bonds] for block in self.blocks]
             passes = self._evaluate(batch, graphs, wanted, create_graph=False)
             try:
+                self._check_chunks(passes)
                 self._phase("consolidate")
                 total = Total(self.blocks, passes, graph, batch.n_systems)
                 values = {"energy": total.energy()}
@@ -304,6 +306,17 @@ class DistributedModel:
             _release([done for done in passes if done is not None])
             raise
         return passes
+
+    def _check_chunks(self, passes: list[Pass]) -> None:
+        """Refuses a wish for less memory that comes to nothing."""
+        if self.config.edges_at_once is None or any(done.meta.sums_in_chunks for done in passes):
+            return
+        given = self.config.max_edges_per_chunk
+        raise InputError(
+            f"{'recompute=True' if given is None else f'max_edges_per_chunk={given}'}: {type(self.wrapper).__name__} sums no rows of "
+            "edges where nvdd sees it (in a custom operation, in scripted code, by global ids of sharded storage, or after "
+            "to_local), so no memory would be saved; leave it out, or declare the rows with an EdgeStage in the model's spec"
+        )
 
     def _run_compiled(self, batch: Batch, graphs: list[LocalGraph], wanted: set[str], create_graph: bool) -> list[Pass]:
         """Every block's compiled forward and derivative."""
