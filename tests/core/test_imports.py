@@ -50,7 +50,7 @@ FORBIDDEN = {
     "specs": ("models", "runtime", "handlers"),
     "runtime": ("models", "dynamics"),
     "dynamics": ("models",),
-    "planning": ("models", "dynamics", "validate"),
+    "planning": ("models", "dynamics"),
 }
 
 

@@ -1,0 +1,69 @@
+"""Cost: exact where costs are linear; the file of calibrations."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from known_calibration import KNOWN
+from nvdd.errors import InputError
+from nvdd.planning.calibration import Cost, load, save
+
+SIZES = [(64, 1408), (64, 1024), (216, 4752), (216, 3456), (1000, 22000)]
+
+
+def test_linear_costs_are_found():
+    true = Cost(1.4e6, 52624.0, 9961.0)
+    found = Cost.fit([(n, e, true.of(n, e)) for n, e in SIZES])
+    assert found.base == pytest.approx(true.base, rel=1e-6)
+    assert found.per_atom == pytest.approx(true.per_atom, rel=1e-6)
+    assert found.per_edge == pytest.approx(true.per_edge, rel=1e-6)
+
+
+def test_no_cost_is_negative():
+    found = Cost.fit([(n, e, 1e-3 + 2e-6 * e - 1e-6 * n) for n, e in SIZES])
+    assert min(found.base, found.per_atom, found.per_edge) >= 0
+    assert found.of(*SIZES[-1]) == pytest.approx(1e-3 + 2e-6 * 22000 - 1e-3, rel=0.05)
+
+
+def test_comes_back_from_its_file(tmp_path):
+    file = tmp_path / "calibration.json"
+    other = replace(KNOWN, model="lj sigma=2")
+    assert load(file, "here", KNOWN.model, "halo", None, None) is None
+    save(KNOWN, file)
+    save(other, file)
+    assert load(file, "here", KNOWN.model, "halo", "cpu", "float64") == KNOWN
+    assert load(file, "here", other.model, "halo", None, None) == other
+    for wrong in (("there", KNOWN.model, "halo", None, None), ("here", "mace", "halo", None, None), ("here", KNOWN.model, "graph curve", None, None),
+                  ("here", KNOWN.model, "halo", "H200", None), ("here", KNOWN.model, "halo", None, "float32")):  # fmt: skip
+        assert load(file, *wrong) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "no calibration that nvdd wrote"),
+        ("[]", "no calibration that nvdd wrote"),
+        ('{"version": 99, "calibrations": {}}', "version 99"),
+    ],
+)
+def test_another_file_is_refused(tmp_path, content, says):
+    file = tmp_path / "other.json"
+    file.write_text(content)
+    with pytest.raises(InputError, match=says):
+        load(file, "here", "lj", "halo", None, None)
+    with pytest.raises(InputError, match=says):
+        save(KNOWN, file)
+    assert file.read_text() == content
+
+
+def test_an_entry_that_lacks_something_is_refused(tmp_path):
+    file = tmp_path / "old.json"
+    save(KNOWN, file)
+    content = json.loads(file.read_text())
+    del content["calibrations"][KNOWN.key]["network"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="lacks something"):
+        load(file, "here", KNOWN.model, "halo", None, None)
