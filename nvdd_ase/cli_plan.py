@@ -122,7 +122,8 @@ def _calibrate(
 
 
 def _print(found: RunEstimate, file: Path, model: str) -> None:
-    from nvdd.planning.advice import gib, milliseconds, recommend
+    from nvdd.planning.advice import milliseconds, recommend
+    from nvdd.runtime.out_of_memory import gib
 
     measured, tiled = found.calibration, found.tiled
     what = "GPUs" if measured.device != "cpu" else "ranks"
@@ -157,7 +158,7 @@ _HEAD = ("ranks", "domains", "atoms min/mean/max", "halo", "imbal.", "edges", "k
 
 
 def _row(plan: Any) -> tuple[str, ...]:
-    from nvdd.planning.advice import gib
+    from nvdd.runtime.out_of_memory import gib
 
     loads = plan.loads
     mean = plan.bytes_per_step / max(1, len(plan.bytes_per_exchange))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from nvdd.config import DomainConfig
+from nvdd.runtime.out_of_memory import gib, ranks_needed, savers
 
 if TYPE_CHECKING:
     from nvdd.planning.estimate import RankPlan, RunEstimate
 
 _GOOD = 0.8  # efficiency from which on more ranks are recommended
 _UNEVEN = 1.25
-_SAVERS = ("max_edges_per_chunk", "checkpoint")  # options that take time for memory
 
 
 def recommend(found: RunEstimate, what: str = "ranks") -> list[str]:
@@ -72,22 +69,6 @@ def _nothing_fits(found: RunEstimate) -> str:
     )
 
 
-def ranks_needed(memory: float, limit: float, n_ranks: int, margin: float = 0.9) -> int:
-    """About how many ranks it takes until the fullest, which now needs ``memory`` bytes, keeps below ``limit``."""
-    return max(n_ranks + 1, math.ceil(n_ranks * memory / (margin * limit)))
-
-
-def savers() -> str:
-    """The options of this version that save memory, as the end of a sentence."""
-    there = [f"{name}=" for name in _SAVERS if name in {f.name for f in fields(DomainConfig)}]
-    return f", or {' or '.join(there)}" if there else ""
-
-
 def milliseconds(seconds: float) -> str:
     """``"12.3 ms"``."""
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def gib(size: float) -> str:
-    """``"1.25 GiB"``."""
-    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"

@@ -55,7 +55,7 @@ def calibrate(
         own = len(set(ranks.devices)) == 2
         together = device == "cpu" or own
         busy, alone, batch = _steps(ranks, atoms, domain, together, device.partition(":")[0])
-        pair = ranks.call("trace", {"batch": batch, "domain": domain})
+        pair = ranks.call("trace", {"batch": batch, "domain": domain, "count": 1})
         network = _network(ranks, f"2 ranks over {ranks.backend} on this machine")
     seconds = Cost.fit([(s["owned"], s["edges"], s["seconds"]) for s in busy])
     memory = Cost.fit([(s["owned"], s["edges"], s["bytes"]) for s in alone])

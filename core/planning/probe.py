@@ -17,6 +17,7 @@ from nvdd.data import Batch
 from nvdd.exchange import fetch
 from nvdd.plan import ExchangePlan
 from nvdd.runtime.model import DistributedModel
+from nvdd.runtime.out_of_memory import host_memory
 from nvdd.trace import dispatch_trace
 
 SERVICE = "nvdd.planning.probe:ProbeRanks"
@@ -41,7 +42,7 @@ class ProbeRanks:
             "cutoff": max(block.model_config.neighbor_config.cutoff for block in blocks),
             "dtype": str(blocks[0].dtype).removeprefix("torch."),
             "device": torch.cuda.get_device_name(self.comm.device) if cuda else "cpu",
-            "memory": torch.cuda.get_device_properties(self.comm.device).total_memory if cuda else _host_memory(),
+            "memory": torch.cuda.get_device_properties(self.comm.device).total_memory if cuda else host_memory(),
         }
 
     def measure(self, task: dict[str, Any]) -> dict[str, Any] | None:
@@ -63,9 +64,10 @@ class ProbeRanks:
         return found
 
     def trace(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Steps of all ranks together: as `measure`, with ``halo`` rows, exchanges as (site, bytes a row, rows) and sums."""
+        """Steps of all ranks together, as `measure`, ``count`` of them (the same on all); with ``halo`` rows, exchanges as
+        (site, bytes a row, rows), and sums."""
         model = DistributedModel(self.wrapper, DomainConfig(mesh=self.comm, **task["domain"]))
-        found = self._step(model, task["batch"], None)
+        found = self._step(model, task["batch"], count=task.get("count", 15))
         with dispatch_trace() as trace:
             out = model(task["batch"], WANTED)
         rows = lambda e: e.rows_sent + e.rows_received
@@ -90,15 +92,15 @@ class ProbeRanks:
         one = torch.ones(1, dtype=torch.float64, device=self.comm.device)
         return {"exchange": times, "reduction": _median(lambda: self.comm.all_reduce(one, site="test"), self._wait, 30)}
 
-    def _step(self, model: DistributedModel, batch: Batch, seconds: float | None) -> dict[str, Any]:
+    def _step(self, model: DistributedModel, batch: Batch, seconds: float = 0.0, count: int | None = None) -> dict[str, Any]:
         out = model(batch, WANTED)
         model(batch, WANTED)
         self._wait()
         begin = time.perf_counter()
         model(batch, WANTED)
         self._wait()
-        count = 3 if seconds is None else int(min(30, max(3, seconds / (time.perf_counter() - begin))))
-        median = _median(lambda: model(batch, WANTED), self._wait, count)
+        enough = int(min(30, max(3, seconds / (time.perf_counter() - begin))))
+        median = _median(lambda: model(batch, WANTED), self._wait, count or enough)
         with self._peak() as peak:
             model(batch, WANTED)
         return {"owned": len(out.ids), "edges": out.n_edges, "seconds": median, "bytes": peak()}
@@ -151,9 +153,3 @@ def _median(call: Callable[[], Any], wait: Callable[[], None], count: int) -> fl
         wait()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def _host_memory() -> int:
-    """Bytes of this machine for one of as many ranks as it has cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // cores

@@ -7,9 +7,10 @@ from dataclasses import replace
 from ase.build import bulk
 
 from known_calibration import KNOWN
-from nvdd.planning.advice import gib, milliseconds, ranks_needed, recommend
+from nvdd.planning.advice import milliseconds, recommend
 from nvdd.planning.calibration import Cost
 from nvdd.planning.estimate import estimate
+from nvdd.runtime.out_of_memory import gib, ranks_needed
 
 CELL = bulk("Ar", "fcc", a=5.26, cubic=True)
 
