@@ -131,7 +131,7 @@ def _print(found: RunEstimate, file: Path, model: str) -> None:
     widths = " + ".join(f"{e.bytes_per_row * e.share:.0f}" for e in measured.exchanges) or "0"
     report.say(f"structure   {file}{times}: {found.n_atoms} atoms, {found.n_edges} edges within {measured.cutoff:g} A")
     report.say(
-        f"model       {model}, {measured.dtype}: {len(measured.exchanges)} exchanges and {measured.reductions} sums a step, "
+        f"model       {model}, {measured.dtype}: {_count(len(measured.exchanges), 'exchange')} and {_count(measured.reductions, 'sum')} a step, "
         f"{widths} bytes a halo row"
     )
     largest = max(measured.samples)
@@ -152,6 +152,10 @@ def _print(found: RunEstimate, file: Path, model: str) -> None:
     report.say("")
     for line in recommend(found, what):
         report.say(f"advice      {line}")
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"
 
 
 _HEAD = ("ranks", "domains", "atoms min/mean/max", "halo", "imbal.", "edges", "kB/exch.", "memory", "ms/step", "in msgs", "speed-up", "eff.", "most atoms")  # fmt: skip

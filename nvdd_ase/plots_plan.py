@@ -40,7 +40,7 @@ def plot_plan(found: RunEstimate, path: str | Path, title: str = "") -> None:
     time.set(ylabel="predicted time (ms)", yscale="log")
     time.legend(frameon=False, fontsize="small")
     efficiency.plot(ranks, [plan.efficiency for plan in found.plans], marker="o")
-    efficiency.set(ylabel="predicted efficiency", ylim=(0, None))
+    efficiency.set(ylabel="predicted efficiency", ylim=(0, 1.1))
     memory.plot(ranks, [plan.memory / 2**30 for plan in found.plans], marker="o", label="fullest rank")
     memory.axhline(found.memory_limit / 2**30, color="tab:red", linewidth=1, linestyle="--", label="there is")
     memory.set(ylabel="memory (GiB)", yscale="log")
