@@ -108,10 +108,11 @@ def _calibrate(
     from nvdd.planning.measure import calibrate
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    name = " ".join([model, *(f"{key}={value}" for key, value in sorted(options.items()))])
+    given_type = [f"dtype={dtype}"] if dtype else []
+    name = " ".join([model, *(f"{key}={value}" for key, value in sorted(options.items())), *given_type])
     strategy = domain["strategy"] + (f" {domain['graph_plan']}" if domain["strategy"] == "graph" else "")
     place = "cpu" if device == "cpu" else torch.cuda.get_device_name(device)
-    if file is not None and (known := load(file, platform.node(), name, strategy, place, dtype)) is not None:
+    if file is not None and (known := load(file, platform.node(), place, name, strategy)) is not None:
         return known
     factory = functools.partial(load_model, model, dtype=getattr(torch, dtype) if dtype else None, **options)
     with report.err.status("measuring steps and messages on two local ranks"):

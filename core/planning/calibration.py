@@ -37,6 +37,9 @@ class Cost:
     @classmethod
     def fit(cls, samples: Sequence[tuple[int, int, float]]) -> Cost:
         """From (atoms, edges, quantity) of several sizes and densities: least relative squares, no negative cost."""
+        samples = [sample for sample in samples if sample[2] > 0]
+        if not samples:
+            return cls()
         rows = np.array([[1.0, atoms, edges] for atoms, edges, _ in samples])
         measured = np.array([quantity for *_, quantity in samples])
         weighted = rows / measured[:, None]
@@ -90,7 +93,7 @@ class Calibration:
 
     Attributes:
         machine, device: host and processor.
-        model: what makes it, in words.
+        model: what makes it, in words: with its options, and its type unless it is the model's own.
         dtype: of its weights.
         strategy: ``"halo"``, ``"graph curve"`` or ``"graph blocks"``.
         cutoff: A.
@@ -122,7 +125,7 @@ class Calibration:
     @property
     def key(self) -> str:
         """What it is of, as in a file of several."""
-        return " | ".join((self.machine, self.device, self.model, self.dtype, self.strategy))
+        return " | ".join((self.machine, self.device, self.model, self.strategy))
 
     @property
     def largest(self) -> int:
@@ -140,19 +143,16 @@ def save(calibration: Calibration, file: str | Path) -> None:
     partial.replace(file)
 
 
-def load(file: str | Path, machine: str, model: str, strategy: str, device: str | None, dtype: str | None) -> Calibration | None:
-    """The one of this machine and model; None if the file or the entry is not there.
-
-    Args:
-        file: that `save` wrote.
-        machine, model, strategy: as in `Calibration`.
-        device, dtype: None for whatever is there.
-    """
+def load(file: str | Path, machine: str, device: str, model: str, strategy: str) -> Calibration | None:
+    """The one of a machine and model, as these are in `Calibration`; None if the file or the entry is not there."""
     if not Path(file).exists():
         return None
     for entry in _read(Path(file)).values():
-        same = entry["machine"] == machine and entry["model"] == model and entry["strategy"] == strategy
-        if same and device in (None, entry["device"]) and dtype in (None, entry["dtype"]):
+        try:
+            found = tuple(entry[name] for name in ("machine", "device", "model", "strategy"))
+        except (KeyError, TypeError) as error:
+            raise InputError(f"a calibration in {file} lacks something ({error}); remove the file") from None
+        if found == (machine, device, model, strategy):
             return _from_dict(entry)
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,6 +182,10 @@ def estimate(
         from nvdd.planning.measure import calibrate
 
         calibration = calibrate(model_factory, atoms, device, dtype, domain)
+    if calibration.strategy != strategy_name(domain):
+        raise InputError(
+            f"the calibration is of strategy {calibration.strategy!r}, and {strategy_name(domain)!r} is asked for: measure anew"
+        )
     calibration = _with_network(calibration, latency, bandwidth)
     counter = LoadCounter(tiled, calibration.cutoff, skin)
     limit = memory if memory is not None else calibration.device_memory
@@ -190,12 +194,18 @@ def estimate(
     for n in numbers:
         if n == 1:
             loads = _alone(counter)
-        elif strategy == StrategyKind.GRAPH_PARTITION.value:
+        elif domain["strategy"] is StrategyKind.GRAPH_PARTITION:
             loads = counter.parts_of_list(n, graph_plan)
         else:
             loads = counter.domains(n, grid, balance)
         plans.append(_plan(calibration, loads, n, limit, one, tiled.n_atoms))
     return RunEstimate(tiled, counter.n_edges, skin, calibration, limit, tuple(plans))
+
+
+def strategy_name(domain: Mapping[str, Any]) -> str:
+    """``"halo"``, ``"graph curve"`` or ``"graph blocks"``, of arguments of `DomainConfig`."""
+    kind = StrategyKind(domain.get("strategy", "halo"))
+    return kind.value + (f" {domain.get('graph_plan', 'curve')}" if kind is StrategyKind.GRAPH_PARTITION else "")
 
 
 def checked_ranks(ranks: Sequence[int], n_atoms: int) -> list[int]:

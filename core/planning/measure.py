@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from nvdd.config import StrategyKind
 from nvdd.data import Batch
 from nvdd.errors import InputError
 from nvdd.planning.calibration import Calibration, Cost, Network, Traffic
+from nvdd.planning.estimate import strategy_name
 from nvdd.planning.probe import SERVICE
 from nvdd.planning.samples import thinner, tile
 from nvdd.runtime.local_ranks import LocalRanks
@@ -64,7 +64,7 @@ def calibrate(
         device=about["device"],
         model=name or str(factory),
         dtype=about["dtype"],
-        strategy=_strategy(domain),
+        strategy=strategy_name(domain),
         cutoff=float(about["cutoff"]),
         seconds=seconds,
         alone=Cost.fit([(s["owned"], s["edges"], s["seconds"]) for s in alone]),
@@ -78,11 +78,6 @@ def calibrate(
         device_memory=float(about["memory"]),
         samples=tuple((s["owned"], s["edges"], s["seconds"], s["bytes"]) for s in busy),
     )
-
-
-def _strategy(domain: Mapping[str, Any]) -> str:
-    kind = StrategyKind(domain.get("strategy", "halo"))
-    return kind.value + (f" {domain.get('graph_plan', 'curve')}" if kind is StrategyKind.GRAPH_PARTITION else "")
 
 
 def _steps(ranks: LocalRanks, atoms: Any, domain: dict[str, Any], together: bool, kind: str) -> tuple[list, list, Batch]:

@@ -45,7 +45,7 @@ def test_table_and_advice(folder):
     lines = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()[:1].isdigit()}
     assert lines["8"][1:3] == ["2x2x2", "500000/500000/500000"]
     assert lines["64"][1] == "4x4x4"
-    assert "advice      64 ranks: " in text
+    assert "advice      8 ranks: " in text
 
 
 def test_json_has_the_numbers_of_the_library(folder):
@@ -70,7 +70,7 @@ def test_measures_and_keeps_what_it_has_measured(folder, monkeypatch):
     monkeypatch.setattr(measure, "_MOST", {"cpu": 200, "cuda": 200})
     arguments = ("ar.extxyz", *LJ, "--calibration", "new.json", "--ranks", "1,2", "--repeat", "5,5,5", "--dtype", "float32", "--json")
     first = json.loads(run(*arguments).stdout)
-    kept = load("new.json", platform.node(), "lj cutoff=6", "halo", "cpu", "float32")
+    kept = load("new.json", platform.node(), "cpu", "lj cutoff=6 dtype=float32", "halo")
     assert kept is not None and kept.dtype == "float32" and [e.site for e in kept.exchanges] == ["forces"]
     monkeypatch.setattr(measure, "calibrate", None)  # not called again
     assert json.loads(run(*arguments).stdout) == first

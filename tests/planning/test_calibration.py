@@ -31,13 +31,13 @@ def test_no_cost_is_negative():
 def test_comes_back_from_its_file(tmp_path):
     file = tmp_path / "calibration.json"
     other = replace(KNOWN, model="lj sigma=2")
-    assert load(file, "here", KNOWN.model, "halo", None, None) is None
+    assert load(file, "here", "cpu", KNOWN.model, "halo") is None
     save(KNOWN, file)
     save(other, file)
-    assert load(file, "here", KNOWN.model, "halo", "cpu", "float64") == KNOWN
-    assert load(file, "here", other.model, "halo", None, None) == other
-    for wrong in (("there", KNOWN.model, "halo", None, None), ("here", "mace", "halo", None, None), ("here", KNOWN.model, "graph curve", None, None),
-                  ("here", KNOWN.model, "halo", "H200", None), ("here", KNOWN.model, "halo", None, "float32")):  # fmt: skip
+    assert load(file, "here", "cpu", KNOWN.model, "halo") == KNOWN
+    assert load(file, "here", "cpu", other.model, "halo") == other
+    for wrong in (("there", "cpu", KNOWN.model, "halo"), ("here", "H200", KNOWN.model, "halo"), ("here", "cpu", "mace", "halo"),
+                  ("here", "cpu", KNOWN.model, "graph curve")):  # fmt: skip
         assert load(file, *wrong) is None
 
 
@@ -53,17 +53,22 @@ def test_another_file_is_refused(tmp_path, content, says):
     file = tmp_path / "other.json"
     file.write_text(content)
     with pytest.raises(InputError, match=says):
-        load(file, "here", "lj", "halo", None, None)
+        load(file, "here", "cpu", "lj", "halo")
     with pytest.raises(InputError, match=says):
         save(KNOWN, file)
     assert file.read_text() == content
 
 
-def test_an_entry_that_lacks_something_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ("network", "device"))
+def test_an_entry_that_lacks_something_is_refused(tmp_path, name):
     file = tmp_path / "old.json"
     save(KNOWN, file)
     content = json.loads(file.read_text())
-    del content["calibrations"][KNOWN.key]["network"]
+    del content["calibrations"][KNOWN.key][name]
     file.write_text(json.dumps(content))
     with pytest.raises(InputError, match="lacks something"):
-        load(file, "here", KNOWN.model, "halo", None, None)
+        load(file, "here", "cpu", KNOWN.model, "halo")
+
+
+def test_nothing_costs_nothing():
+    assert Cost.fit([(4, 0, 0.0), (8, 0, 0.0)]) == Cost()

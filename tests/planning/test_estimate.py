@@ -82,7 +82,7 @@ def test_most_atoms_fill_the_memory():
 
 
 def test_graph_partition():
-    found = estimate(None, argon(), (3,), repeat=(3, 3, 3), strategy="graph", graph_plan="blocks", calibration=KNOWN)
+    found = estimate(None, argon(), (3,), repeat=(3, 3, 3), strategy="graph", graph_plan="blocks", calibration=replace(KNOWN, strategy="graph blocks"))
     assert found.plans[0].loads.how == "blocks"
     assert found.plans[0].loads.halo.tolist() == [72, 72, 72]
 
@@ -112,6 +112,8 @@ def test_is_public():
         ({"latency": -1.0}, "latency must be zero or more"),
         ({"balance": "fair"}, "'fair'"),
         ({"atoms": Atoms()}, "without atoms"),
+        ({"strategy": "graph"}, "the calibration is of strategy 'halo', and 'graph curve' is asked for"),
+        ({"calibration": None}, "model_factory must be a function"),
     ],
 )
 def test_refuses(arguments, says):
