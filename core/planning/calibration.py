@@ -23,36 +23,55 @@ class Cost:
     Attributes:
         base: of a rank that has nothing.
         per_atom, per_edge, per_halo: for each owned atom, edge with r < cutoff, halo row.
+        floor: what it is at the least: on a GPU the time in which a step's kernels are launched, whatever their size.
     """
 
     base: float = 0.0
     per_atom: float = 0.0
     per_edge: float = 0.0
     per_halo: float = 0.0
+    floor: float = 0.0
 
     def of(self, atoms: Any, edges: Any, halo: Any = 0) -> Any:
         """The quantity for numbers, or arrays of numbers."""
-        return self.base + self.per_atom * atoms + self.per_edge * edges + self.per_halo * halo
+        return np.maximum(self.floor, self.base + self.per_atom * atoms + self.per_edge * edges + self.per_halo * halo)
 
     @classmethod
-    def fit(cls, samples: Sequence[tuple[int, int, float]]) -> Cost:
-        """From (atoms, edges, quantity) of several sizes and densities: least relative squares, no negative cost."""
-        samples = [sample for sample in samples if sample[2] > 0]
+    def fit(cls, samples: Sequence[tuple[int, int, float]], with_floor: bool = False) -> Cost:
+        """From (atoms, edges, quantity) of several sizes and densities: least relative squares, no negative cost.
+
+        ``with_floor`` lets the smallest sizes be a floor where that leaves less than half of the squares.
+        """
+        samples = sorted((s for s in samples if s[2] > 0), key=lambda s: (s[1], s[0]))
         if not samples:
             return cls()
-        rows = np.array([[1.0, atoms, edges] for atoms, edges, _ in samples])
-        measured = np.array([quantity for *_, quantity in samples])
-        weighted = rows / measured[:, None]
-        best, found = np.inf, np.zeros(3)
-        # of so few unknowns every set that may be other than zero is tried
-        for used in itertools.chain.from_iterable(itertools.combinations(range(3), k) for k in (1, 2, 3)):
-            scale = np.maximum(np.abs(weighted[:, used]).max(0), 1e-300)
-            solution = np.linalg.lstsq(weighted[:, used] / scale, np.ones(len(rows)), rcond=None)[0] / scale
-            residual = float(((weighted[:, used] @ solution - 1) ** 2).sum())
-            if (solution >= 0).all() and residual < best * (1 - 1e-9):
-                best, found = residual, np.zeros(3)
-                found[list(used)] = solution
-        return cls(*map(float, found))
+        best = cls(*_linear(samples))
+        least = best._squares(samples)
+        for k in range(2, len(samples) - 2 if with_floor else 0):
+            linear = _linear(samples[k:])
+            found = cls(*linear, floor=float(np.median([quantity for *_, quantity in samples[:k]])))
+            if (squares := found._squares(samples)) < 0.5 * least:
+                best, least = found, squares
+        return best
+
+    def _squares(self, samples: Sequence[tuple[int, int, float]]) -> float:
+        return sum(float(self.of(atoms, edges) / quantity - 1) ** 2 for atoms, edges, quantity in samples)
+
+
+def _linear(samples: Sequence[tuple[int, int, float]]) -> tuple[float, float, float]:
+    """base, per_atom, per_edge."""
+    rows = np.array([[1.0, atoms, edges] for atoms, edges, _ in samples])
+    weighted = rows / np.array([quantity for *_, quantity in samples])[:, None]
+    best, found = np.inf, np.zeros(3)
+    # of so few unknowns every set that may be other than zero is tried
+    for used in itertools.chain.from_iterable(itertools.combinations(range(3), k) for k in (1, 2, 3)):
+        scale = np.maximum(np.abs(weighted[:, used]).max(0), 1e-300)
+        solution = np.linalg.lstsq(weighted[:, used] / scale, np.ones(len(rows)), rcond=None)[0] / scale
+        residual = float(((weighted[:, used] @ solution - 1) ** 2).sum())
+        if (solution >= 0).all() and residual < best * (1 - 1e-9):
+            best, found = residual, np.zeros(3)
+            found[list(used)] = solution
+    return tuple(map(float, found))
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class LoadCounter:
             if kept or n_ranks == 1:
                 edges = self._product([length for _, length in runs], self.degree)
                 return Loads(owned, self._halo_of_grid(runs, dims), edges, dims, "grid")
-        self._refuse_many(f"balance={balance!r} divides these atoms by bisection", "balance='grid'")
+        self._refuse_many(f"balance={balance!r} divides these atoms on {n_ranks} ranks by bisection", "balance='grid'")
         owner = SpatialPartitioner(n_ranks, balance="rcb").assign(
             self.tiled.build(), self.tiled.whole_cell, self.tiled.pbc
         )

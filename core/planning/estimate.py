@@ -153,9 +153,10 @@ def estimate(
 
     Counts are exact: the division, the cutoff and the skin are those of a run, and a repeated cell is not built. Bytes and
     messages are those of the model, on a small piece of the structure. Memory and time are fitted to pieces that two
-    local ranks measure: memory = a + b atoms + c edges + d halo rows; time = a + b atoms + c edges, plus latency +
-    bytes / bandwidth for each exchange (the model of R. W. Hockney, Parallel Computing 20, 389, 1994), plus log2(ranks)
-    times that of two ranks for each sum. The search of neighbours, which a step in many needs, is not in it.
+    local ranks measure. Memory is a + b atoms + c edges + d halo rows; time is a + b atoms + c edges, on a GPU at least
+    that of launching kernels, plus latency + bytes / bandwidth for each exchange (the model of R. W. Hockney, Parallel
+    Computing 20, 389, 1994), plus log2(ranks) times that of two ranks for each sum. The search of neighbours, which one
+    step in many needs, is not in it.
 
     Args:
         model_factory: what makes the wrapper, as for `nvdd.trace_and_validate`.

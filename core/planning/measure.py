@@ -33,6 +33,7 @@ def calibrate(
     dtype: str | None = None,
     domain: Mapping[str, Any] | None = None,
     name: str | None = None,
+    clock: str = "wall",
 ) -> Calibration:
     """Measures seconds, bytes and messages of a model on two local ranks.
 
@@ -43,13 +44,14 @@ def calibrate(
         dtype: ``"float32"``, ``"float64"``; None for the model's own.
         domain: arguments of `DomainConfig`: skin, strategy, graph_plan.
         name: of the model, for the file; None for the factory's.
+        clock: ``"wall"``; ``"cpu"``, for ranks of one thread on a busy machine, leaves out all waiting.
 
     Raises:
         InputError, RankError: as from a run.
     """
     factory = FactoryRef.of(model_factory)
     domain = dict(domain or {})
-    kwargs = {"factory": factory, "dtype": dtype}
+    kwargs = {"factory": factory, "dtype": dtype, "clock": clock}
     with LocalRanks(2, SERVICE, kwargs, device=device) as ranks:
         about = ranks.call("describe")[0]
         own = len(set(ranks.devices)) == 2
@@ -57,7 +59,7 @@ def calibrate(
         busy, alone, batch = _steps(ranks, atoms, domain, together, device.partition(":")[0])
         pair = ranks.call("trace", {"batch": batch, "domain": domain, "count": 1})
         network = _network(ranks, f"2 ranks over {ranks.backend} on this machine")
-    seconds = Cost.fit([(s["owned"], s["edges"], s["seconds"]) for s in busy])
+    times = lambda steps: Cost.fit([(s["owned"], s["edges"], s["seconds"]) for s in steps], with_floor=True)
     memory = Cost.fit([(s["owned"], s["edges"], s["bytes"]) for s in alone])
     return Calibration(
         machine=platform.node(),
@@ -66,8 +68,8 @@ def calibrate(
         dtype=about["dtype"],
         strategy=strategy_name(domain),
         cutoff=float(about["cutoff"]),
-        seconds=seconds,
-        alone=Cost.fit([(s["owned"], s["edges"], s["seconds"]) for s in alone]),
+        seconds=times(busy),
+        alone=times(alone),
         memory=_with_halo(memory, pair),
         exchanges=tuple(
             Traffic(site, width, rows / max(1.0, np.mean([p["halo"] for p in pair])))

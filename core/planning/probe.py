@@ -26,10 +26,20 @@ _WIDTH = 64  # numbers in a row of a test message
 
 
 class ProbeRanks:
-    """The service of a calibration's `nvdd.runtime.local_ranks.LocalRanks`."""
+    """The service of a calibration's `nvdd.runtime.local_ranks.LocalRanks`.
 
-    def __init__(self, comm: Communicator, arrays: Any, phase: Callable[[str], None], *, factory: Any, dtype: str | None) -> None:
+    Args:
+        comm, arrays, phase: as of every service.
+        factory: a `nvdd.validate.factory.FactoryRef`.
+        dtype: of the weights; None for the model's own.
+        clock: ``"wall"``; ``"cpu"`` for the seconds that this process computes, which a busy machine does not change.
+    """
+
+    def __init__(
+        self, comm: Communicator, arrays: Any, phase: Callable[[str], None], *, factory: Any, dtype: str | None, clock: str = "wall"
+    ) -> None:
         self.comm, self.phase = comm, phase
+        self._now = {"wall": time.perf_counter, "cpu": time.process_time}[clock]
         phase("model")
         wrapper = factory.make("cpu")
         self.wrapper = (wrapper if dtype is None else wrapper.to(getattr(torch, dtype))).to(comm.device).eval()
@@ -88,9 +98,9 @@ class ProbeRanks:
             plan = ExchangePlan.build(self.comm, n, owner, torch.arange(len(owner)), "rows of a test message")
             message = torch.ones(n, _WIDTH, device=self.comm.device)
             kept = torch.no_grad()(fetch)
-            times[n * _WIDTH * message.element_size()] = _median(lambda: kept(message, plan, "test"), self._wait, 30)  # noqa: B023
+            times[n * _WIDTH * message.element_size()] = self._median(lambda: kept(message, plan, "test"), 30)  # noqa: B023
         one = torch.ones(1, dtype=torch.float64, device=self.comm.device)
-        return {"exchange": times, "reduction": _median(lambda: self.comm.all_reduce(one, site="test"), self._wait, 30)}
+        return {"exchange": times, "reduction": self._median(lambda: self.comm.all_reduce(one, site="test"), 30)}
 
     def _step(self, model: DistributedModel, batch: Batch, seconds: float = 0.0, count: int | None = None) -> dict[str, Any]:
         out = model(batch, WANTED)
@@ -100,10 +110,19 @@ class ProbeRanks:
         model(batch, WANTED)
         self._wait()
         enough = int(min(30, max(3, seconds / (time.perf_counter() - begin))))
-        median = _median(lambda: model(batch, WANTED), self._wait, count or enough)
+        median = self._median(lambda: model(batch, WANTED), count or enough)
         with self._peak() as peak:
             model(batch, WANTED)
         return {"owned": len(out.ids), "edges": out.n_edges, "seconds": median, "bytes": peak()}
+
+    def _median(self, call: Callable[[], Any], count: int) -> float:
+        times = []
+        for _ in range(count):
+            start = self._now()
+            call()
+            self._wait()
+            times.append(self._now() - start)
+        return statistics.median(times)
 
     def _wait(self) -> None:
         if self.comm.device.type == "cuda":
@@ -143,13 +162,3 @@ def _quiet() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
-
-
-def _median(call: Callable[[], Any], wait: Callable[[], None], count: int) -> float:
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        call()
-        wait()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)

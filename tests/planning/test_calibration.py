@@ -28,6 +28,23 @@ def test_no_cost_is_negative():
     assert found.of(*SIZES[-1]) == pytest.approx(1e-3 + 2e-6 * 22000 - 1e-3, rel=0.05)
 
 
+def test_the_time_of_launching_kernels_is_a_floor():
+    true = Cost(0.005, 8e-6, 3.7e-7, floor=0.028)
+    samples = [(n, e, true.of(n, e)) for k in range(7) for n, e in ((60 * 2.5**k, 73 * 60 * 2.5**k), (60 * 2.5**k, 50 * 60 * 2.5**k))]
+    found = Cost.fit(samples, with_floor=True)
+    for n in (100, 576, 1800, 4032, 18252):
+        assert found.of(n, 73 * n) == pytest.approx(true.of(n, 73 * n), rel=0.03)
+    linear = Cost.fit(samples)
+    assert max(abs(linear.of(n, e) / t - 1) for n, e, t in samples) > 0.1
+
+
+def test_noise_makes_no_floor():
+    noise = (1.05, 0.94, 1.02, 0.97, 1.06, 0.95, 1.01, 0.99)
+    true = Cost(0.01, 1e-5, 1e-5)
+    samples = [(n, e, true.of(n, e) * f) for (n, e), f in zip([s for k in range(4) for s in ((60 * 2**k, 900 * 2**k), (60 * 2**k, 1300 * 2**k))], noise, strict=True)]
+    assert Cost.fit(samples, with_floor=True).floor == 0
+
+
 def test_comes_back_from_its_file(tmp_path):
     file = tmp_path / "calibration.json"
     other = replace(KNOWN, model="lj sigma=2")
