@@ -142,7 +142,8 @@ def _print(found: RunEstimate, file: Path, model: str) -> None:
     )
     network = measured.network
     report.say(
-        f"messages    {network.measured}: {1e6 * network.latency:.0f} us + bytes / {network.bandwidth / 1e9:.3g} GB/s"
+        f"messages    {network.measured}: {1e6 * network.latency:.0f} us + bytes / {network.bandwidth / 1e9:.3g} GB/s an exchange, "
+        f"{milliseconds(network.reduction)} a sum, {milliseconds(network.overhead)} a step"
     )
     report.say("counted     atoms, halo rows, edges; extrapolated: memory and time beyond what was measured, more than 2 ranks")
     rows = [_HEAD, *map(_row, found.plans)]

@@ -98,12 +98,14 @@ class Network:
         bandwidth: bytes/s of one rank.
         reduction: s of one sum over two ranks; over P ranks it takes log2(P) times that.
         measured: between which ranks, in words; or that it was given.
+        overhead: s of a step that more than one rank takes beyond all this: found on two ranks with few atoms.
     """
 
     latency: float
     bandwidth: float
     reduction: float
     measured: str
+    overhead: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,8 @@ class RunEstimate:
             "network": measured.network.measured,
             "latency_s": measured.network.latency,
             "bandwidth_bytes_per_s": measured.network.bandwidth,
+            "reduction_s": measured.network.reduction,
+            "overhead_s": measured.network.overhead,
             "memory_limit_bytes": self.memory_limit,
             "largest_measured_atoms": measured.largest,
             "exchanges": [{"site": e.site, "bytes_per_row": e.bytes_per_row} for e in measured.exchanges],
@@ -190,7 +192,7 @@ def estimate(
     calibration = _with_network(calibration, latency, bandwidth)
     counter = LoadCounter(tiled, calibration.cutoff, skin)
     limit = memory if memory is not None else calibration.device_memory
-    one = _step(calibration, _alone(counter), 1)[0]
+    one = seconds_of_step(calibration, _alone(counter), 1)[0]
     plans = []
     for n in numbers:
         if n == 1:
@@ -246,7 +248,7 @@ def _alone(counter: LoadCounter) -> Loads:
     return Loads(everything, np.zeros(1, np.int64), np.array([counter.n_edges]), (1, 1, 1), "grid")
 
 
-def _step(calibration: Calibration, loads: Loads, n_ranks: int) -> tuple[float, float]:
+def seconds_of_step(calibration: Calibration, loads: Loads, n_ranks: int) -> tuple[float, float]:
     """Seconds of the slowest rank: without messages, and in them."""
     cost = calibration.alone if n_ranks == 1 else calibration.seconds
     compute = cost.of(loads.owned, loads.edges)
@@ -254,7 +256,7 @@ def _step(calibration: Calibration, loads: Loads, n_ranks: int) -> tuple[float, 
         return float(compute[0]), 0.0
     network = calibration.network
     sent = sum(e.bytes_per_row * e.share for e in calibration.exchanges) * loads.halo
-    messages = len(calibration.exchanges) * network.latency + sent / network.bandwidth
+    messages = network.overhead + len(calibration.exchanges) * network.latency + sent / network.bandwidth
     messages = messages + calibration.reductions * network.reduction * math.log2(n_ranks)
     # ranks wait for the slowest one in every sum
     slowest = int((compute + messages).argmax())
@@ -262,7 +264,7 @@ def _step(calibration: Calibration, loads: Loads, n_ranks: int) -> tuple[float, 
 
 
 def _plan(calibration: Calibration, loads: Loads, n_ranks: int, limit: float, one: float, n_atoms: int) -> RankPlan:
-    compute, exchange = _step(calibration, loads, n_ranks)
+    compute, exchange = seconds_of_step(calibration, loads, n_ranks)
     memory = float(calibration.memory.of(loads.owned, loads.edges, loads.halo).max())
     speedup = one / (compute + exchange)
     most = most_atoms(calibration, loads, limit, n_atoms)

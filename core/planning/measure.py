@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy as np
 from nvdd.data import Batch
 from nvdd.errors import InputError
 from nvdd.planning.calibration import Calibration, Cost, Network, Traffic
-from nvdd.planning.estimate import strategy_name
+from nvdd.planning.counting import Loads
+from nvdd.planning.estimate import seconds_of_step, strategy_name
 from nvdd.planning.probe import SERVICE
 from nvdd.planning.samples import thinner, tile
 from nvdd.runtime.local_ranks import LocalRanks
@@ -56,12 +58,13 @@ def calibrate(
         about = ranks.call("describe")[0]
         own = len(set(ranks.devices)) == 2
         together = device == "cpu" or own
-        busy, alone, batch = _steps(ranks, atoms, domain, together, device.partition(":")[0])
-        pair = ranks.call("trace", {"batch": batch, "domain": domain, "count": 1})
+        busy, alone, smallest, largest = _steps(ranks, atoms, domain, together, device.partition(":")[0])
+        few = ranks.call("trace", {"batch": smallest, "domain": domain})
+        pair = ranks.call("trace", {"batch": largest, "domain": domain, "count": 1})
         network = _network(ranks, f"2 ranks over {ranks.backend} on this machine")
     times = lambda steps: Cost.fit([(s["owned"], s["edges"], s["seconds"]) for s in steps], with_floor=True)
     memory = Cost.fit([(s["owned"], s["edges"], s["bytes"]) for s in alone])
-    return Calibration(
+    found = Calibration(
         machine=platform.node(),
         device=about["device"],
         model=name or str(factory),
@@ -80,13 +83,24 @@ def calibrate(
         device_memory=float(about["memory"]),
         samples=tuple((s["owned"], s["edges"], s["seconds"], s["bytes"]) for s in busy),
     )
+    return replace(found, network=replace(network, overhead=_overhead(found, few)))
 
 
-def _steps(ranks: LocalRanks, atoms: Any, domain: dict[str, Any], together: bool, kind: str) -> tuple[list, list, Batch]:
-    """Steps of growing pieces with others beside them and alone, and the largest piece."""
-    busy, alone, least, last = [], [], _FIRST, 0
+def _overhead(found: Calibration, few: list[dict[str, Any]]) -> float:
+    """Seconds that ranks with few atoms take beyond what is expected of them."""
+    owned, halo, edges = (np.array([s[name] for s in few]) for name in ("owned", "halo", "edges"))
+    expected = sum(seconds_of_step(found, Loads(owned, halo, edges, None, "grid"), len(few)))
+    return max(0.0, max(s["seconds"] for s in few) - expected)
+
+
+def _steps(
+    ranks: LocalRanks, atoms: Any, domain: dict[str, Any], together: bool, kind: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Batch, Batch]:
+    """Steps of growing pieces with others beside them and alone, and the smallest and the largest piece."""
+    busy, alone, least, last, smallest = [], [], _FIRST, 0, None
     while True:
         piece = tile(atoms, least)
+        smallest = smallest or Batch.from_atoms(piece)
         for what in (piece, thinner(piece)):
             task = {"batch": Batch.from_atoms(what), "domain": domain, "seconds": _SPEND}
             first = [s for s in ranks.call("measure", {**task, "together": False}) if s is not None]
@@ -100,7 +114,7 @@ def _steps(ranks: LocalRanks, atoms: Any, domain: dict[str, Any], together: bool
         last = len(piece)
         slow = busy[-2]["seconds"] * _GROWTH > _STEP
         if not grown or (slow and len(busy) >= 4) or least * _GROWTH > _MOST[kind] or busy[-2]["seconds"] > 2 * _STEP:
-            return busy, alone, Batch.from_atoms(piece)
+            return busy, alone, smallest, Batch.from_atoms(piece)
         least = math.ceil(max(last, least) * _GROWTH)
 
 

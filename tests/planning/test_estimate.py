@@ -40,6 +40,13 @@ def test_time_and_memory_are_those_of_the_model_by_hand():
     assert four.efficiency == pytest.approx(four.speedup / 4)
 
 
+def test_what_a_step_over_ranks_takes_beyond_messages_is_added():
+    slower = replace(KNOWN, network=replace(KNOWN.network, overhead=0.007))
+    before, after = (estimate(None, argon(), (1, 4), repeat=(6, 6, 6), calibration=c).plans for c in (KNOWN, slower))
+    assert after[0].seconds == before[0].seconds
+    assert after[1].exchange == pytest.approx(before[1].exchange + 0.007)
+
+
 def test_the_slowest_rank_counts_not_the_mean():
     uneven = argon().repeat((4, 1, 1))
     uneven.positions[:, 0] = np.sort(uneven.positions[:, 0] ** 2 / 21.0)
