@@ -70,12 +70,12 @@ def plan(
 
     from nvdd.models.composed import normal_options
     from nvdd.models.registry import check
-    from nvdd.planning.estimate import check_positive, checked_ranks, estimate
+    from nvdd.planning.estimate import check_limits, checked_ranks, estimate
     from nvdd.planning.tiles import TiledStructure
 
     options = normal_options(model, options)
     check(model, options)
-    check_positive(memory=memory, bandwidth=bandwidth)
+    check_limits(memory, latency, bandwidth)
     checked_ranks(numbers, TiledStructure.of(atoms, times).n_atoms)
     domain = {"skin": skin, "strategy": strategy, "graph_plan": graph_plan}
     measured = _calibrate(atoms, model, options, device, dtype, domain, calibration)
@@ -105,14 +105,15 @@ def _calibrate(
 
     from nvdd.models.registry import load as load_model
     from nvdd.planning.calibration import load, save
+    from nvdd.planning.estimate import strategy_name
     from nvdd.planning.measure import calibrate
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    given_type = [f"dtype={dtype}"] if dtype else []
-    name = " ".join([model, *(f"{key}={value}" for key, value in sorted(options.items())), *given_type])
-    strategy = domain["strategy"] + (f" {domain['graph_plan']}" if domain["strategy"] == "graph" else "")
+    further = [f"dtype={dtype}"] if dtype else []
+    further += [f"skin={domain['skin']:g}"] if domain["skin"] != 0.5 else []
+    name = " ".join([model, *(f"{key}={value}" for key, value in sorted(options.items())), *further])
     place = "cpu" if device == "cpu" else torch.cuda.get_device_name(device)
-    if file is not None and (known := load(file, platform.node(), place, name, strategy)) is not None:
+    if file is not None and (known := load(file, platform.node(), place, name, strategy_name(domain))) is not None:
         return known
     factory = functools.partial(load_model, model, dtype=getattr(torch, dtype) if dtype else None, **options)
     with report.err.status("measuring steps and messages on two local ranks"):

@@ -177,9 +177,7 @@ def estimate(
     """
     tiled = TiledStructure.of(atoms, repeat)
     numbers = checked_ranks(ranks, tiled.n_atoms)
-    check_positive(memory=memory, bandwidth=bandwidth)
-    if latency is not None and not 0 <= latency < math.inf:
-        raise InputError(f"latency must be zero or more seconds, got {latency!r}")
+    check_limits(memory, latency, bandwidth)
     domain = {"skin": skin, "strategy": StrategyKind(strategy), "graph_plan": graph_plan}
     if calibration is None:
         from nvdd.planning.measure import calibrate
@@ -222,11 +220,13 @@ def checked_ranks(ranks: Sequence[int], n_atoms: int) -> list[int]:
     return numbers
 
 
-def check_positive(**values: float | None) -> None:
-    """Raises InputError for a value that is given and not a positive number."""
-    for name, value in values.items():
+def check_limits(memory: float | None, latency: float | None, bandwidth: float | None) -> None:
+    """Raises InputError for a value that is given and makes no sense, in whatever unit."""
+    for name, value in (("memory", memory), ("bandwidth", bandwidth)):
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{name} must be positive, got {value!r}")
+    if latency is not None and not 0 <= latency < math.inf:
+        raise InputError(f"latency must be zero or positive, got {latency!r}")
 
 
 def _with_network(calibration: Calibration, latency: float | None, bandwidth: float | None) -> Calibration:

@@ -86,6 +86,7 @@ def test_measures_and_keeps_what_it_has_measured(folder, monkeypatch):
         (["ar.extxyz", *LJ, "--repeat", "2,2"], "three positive whole numbers"),
         (["ar.extxyz", *LJ, "--balance", "fair"], "unknown --balance 'fair'"),
         (["ar.extxyz", *LJ, "--memory", "-1"], "memory must be positive"),
+        (["ar.extxyz", *LJ, "--latency", "-1"], "latency must be zero or positive"),
         (["ar.extxyz", "--model", "no-such"], "unknown model family 'no-such'"),
         (["none.extxyz", *LJ], "no such file"),
         (["empty.extxyz", *LJ], "without atoms"),

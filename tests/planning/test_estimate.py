@@ -116,7 +116,7 @@ def test_is_public():
         ({"ranks": (2, 64)}, "64 ranks are more than the 4 atoms"),
         ({"memory": -1.0}, "memory must be positive"),
         ({"bandwidth": 0.0}, "bandwidth must be positive"),
-        ({"latency": -1.0}, "latency must be zero or more"),
+        ({"latency": -1.0}, "latency must be zero or positive"),
         ({"balance": "fair"}, "'fair'"),
         ({"atoms": Atoms()}, "without atoms"),
         ({"strategy": "graph"}, "the calibration is of strategy 'halo', and 'graph curve' is asked for"),
