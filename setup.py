@@ -7,6 +7,7 @@ PACKAGES = {
     "nvdd.adapters": "core/adapters",
     "nvdd.dynamics": "core/dynamics",
     "nvdd.handlers": "core/handlers",
+    "nvdd.planning": "core/planning",
     "nvdd.runtime": "core/runtime",
     "nvdd.validate": "core/validate",
     "nvdd.specs": "specs",

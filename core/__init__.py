@@ -95,6 +95,7 @@ _PUBLIC = {
     "ParticleHaloConfig": "nvdd.halo",
     "reshard_by_destination": "nvdd.reshard",
     "trace_and_validate": "nvdd.validate",
+    "estimate": "nvdd.planning.estimate",
     "BaseDynamics": "nvdd.dynamics.base",
     "DomainParallel": "nvdd.dynamics.domain_parallel",
     "DynamicsState": "nvdd.dynamics.state",

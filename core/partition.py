@@ -55,11 +55,11 @@ class SpatialPartitioner:
         unit, lengths = unit_coordinates(positions, frame)
         if self.balance == "rcb":
             return _bisect(unit, lengths, self.n_ranks)
-        owner = _grid_owner(unit, self.grid or best_grid(self.n_ranks, lengths))
-        if self.balance == "auto" and self.grid is None:
-            largest = np.bincount(owner, minlength=self.n_ranks).max()
-            if largest > max(_TOLERATED * n / self.n_ranks, -(-n // self.n_ranks)):
-                return _bisect(unit, lengths, self.n_ranks)
+        grid = self.grid or best_grid(self.n_ranks, lengths)
+        owner = number_of(boxes_of(unit, grid), grid)
+        largest = np.bincount(owner, minlength=self.n_ranks).max()
+        if self.balance == "auto" and self.grid is None and not is_balanced(largest, n, self.n_ranks):
+            return _bisect(unit, lengths, self.n_ranks)
         return owner
 
     def divide(
@@ -116,9 +116,18 @@ def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def _grid_owner(unit: np.ndarray, grid: tuple[int, int, int]) -> np.ndarray:
-    box = np.minimum((unit * np.array(grid)).astype(np.int64), np.array(grid) - 1)
-    box = np.maximum(box, 0)
+def is_balanced(largest: int, n_atoms: int, n_ranks: int) -> bool:
+    """Whether ``balance="auto"`` keeps a grid in which one rank has ``largest`` atoms."""
+    return bool(largest <= max(_TOLERATED * n_atoms / n_ranks, -(-n_atoms // n_ranks)))
+
+
+def boxes_of(unit: np.ndarray, grid: tuple[int, int, int]) -> np.ndarray:
+    """(N, 3) along each axis the box of a grid in which coordinates in [0, 1] are."""
+    return np.maximum(np.minimum((unit * np.array(grid)).astype(np.int64), np.array(grid) - 1), 0)
+
+
+def number_of(box: np.ndarray, grid: tuple[int, int, int]) -> np.ndarray:
+    """(N,) the rank of boxes (N, 3) of a grid."""
     return (box[:, 0] * grid[1] + box[:, 1]) * grid[2] + box[:, 2]
 
 

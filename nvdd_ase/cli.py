@@ -41,6 +41,7 @@ from nvdd_ase.cli_options import (
     TauP,
     TauT,
 )
+from nvdd_ase.cli_plan import plan
 from nvdd_ase.cli_progress import step_progress
 from nvdd_ase.cli_validate import validate
 
@@ -353,6 +354,7 @@ def _compute(frames: list[Atoms], calculator: Any) -> tuple[list[dict[str, Any]]
     return results, written
 
 
+app.command()(plan)
 app.command()(validate)
 
 

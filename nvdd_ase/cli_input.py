@@ -46,6 +46,14 @@ def _parse_value(text: str) -> Any:
     return float(text) if _NUMBER.fullmatch(text) else text
 
 
+def parse_counts(name: str, text: str) -> tuple[int, ...]:
+    """``"1,2,4"`` as numbers, of which each is at least 1."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise InputError(f"--{name} {text!r} must be positive whole numbers with commas between, such as 1,2,4")
+    return tuple(map(int, parts))
+
+
 def check_count(name: str, value: int, least: int) -> None:
     """Raises unless the value of an option is at least so large."""
     if value < least:

@@ -122,6 +122,11 @@ class LocalGraph:
     kept: Tensor | None = None
 
     @property
+    def load(self) -> tuple[int, int, int]:
+        """Owned atoms, halo rows and edges."""
+        return len(self.topology.ids), self.topology.plan.n_halo, self.pair.shape[1]
+
+    @property
     def receiver(self) -> Tensor:
         """(E,) local rows of receivers."""
         return self.pair[0]

@@ -19,6 +19,7 @@ from nvdd.index_partition import IndexPartitioner
 from nvdd.partition import SpatialPartitioner
 from nvdd.runtime.block import Block, Pass, derives, laid_out
 from nvdd.runtime.graph import GraphBuilder, LocalGraph
+from nvdd.runtime.out_of_memory import advised
 from nvdd.runtime.outputs import DistributedOutputs
 from nvdd.runtime.total import Total, over_volume, times_volume, volumes_of
 from nvdd.runtime.wiring import Feed
@@ -142,6 +143,7 @@ class DistributedModel:
 
     _current: str | None = None
     _since: float = 0.0
+    _load: tuple[int, int, int] | None = None
 
     def __call__(
         self, batch: Batch, outputs: Iterable[str] = ("energy", "forces"), create_graph: bool = False
@@ -166,11 +168,13 @@ class DistributedModel:
         if unknown:
             raise InputError(f"outputs {sorted(unknown)} are not among {sorted(self.available_outputs)}")
         self.timings = {}
-        with torch.inference_mode(False), torch.enable_grad():
+        self._load = None
+        with torch.inference_mode(False), torch.enable_grad(), advised(self.comm, lambda: self._load):
             self._phase("edges")
             needs_volume = bool(wanted & {"stress", "stresses", "virial"})
             volumes = volumes_of(batch) if needs_volume else []
             graph = self.graphs.update(batch)
+            self._load = graph.load
             self._phase("edges")
             graphs = [self._graph_of(block, graph) for block in self.blocks]
             if create_graph and batch.positions.requires_grad:
@@ -208,7 +212,7 @@ class DistributedModel:
         """
         wanted = set(outputs)
         self.timings = {}
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), advised(self.comm, lambda: graph.load):
             within: dict[tuple[float, float | None], LocalGraph] = {}
             for block in self.blocks:
                 key = (block.cutoff, block.bonds)

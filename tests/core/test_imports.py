@@ -50,6 +50,7 @@ FORBIDDEN = {
     "specs": ("models", "runtime", "handlers"),
     "runtime": ("models", "dynamics"),
     "dynamics": ("models",),
+    "planning": ("models", "dynamics"),
 }
 
 
@@ -72,6 +73,7 @@ def test_imports_go_one_way():
         "adapters": ROOT / "adapters",
         "dynamics": ROOT / "dynamics",
         "handlers": ROOT / "handlers",
+        "planning": ROOT / "planning",
         "runtime": ROOT / "runtime",
         "specs": Path(nvdd.specs.__file__).parent,
     }

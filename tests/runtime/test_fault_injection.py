@@ -79,6 +79,8 @@ def check_workers(fault: str, phase: str, size: int, rank: int, call: int) -> fl
         message = str(error.value)
         seconds = since_fault(message)
         assert re.search(CAUSES[fault], message, re.IGNORECASE), message
+        if fault == "memory":  # planted with a demand for 20 GiB
+            assert re.search(rf"rank {rank} of {size}.* ran out of memory .*take more ranks, \d+ at the least", message), message
         if fault in ("kill", "raise", "memory", "stop"):
             assert error.value.rank == rank, message
             assert error.value.phase in (phase, "edges"), message
