@@ -154,7 +154,7 @@ def _adopt_base(base: Tensor, view: Tensor, model: ShardTensor) -> None:
 
 
 def to_local(value: Any) -> Any:
-    """The plain tensor behind a ShardTensor; anything else unchanged.
+    """The plain tensor behind ``value``, if it is a ShardTensor; anything else unchanged.
 
     In a wrapper: says that what follows is meant to be local (row-wise work on owned atoms).
     """

@@ -19,7 +19,7 @@ __all__ = [*_PUBLIC, "from_bytes", "load_unified"]
 
 
 def load_unified(path: str | os.PathLike) -> NVDDUnified:
-    """The object for `pair_style mliap unified` that a `.nvdd` file holds.
+    """The object for `pair_style mliap unified` that a `.nvdd` file, ``path``, holds.
 
     Raises:
         InputError: the file is missing, damaged, newer than this nvdd, or can't be rebuilt here.
@@ -32,7 +32,8 @@ def load_unified(path: str | os.PathLike) -> NVDDUnified:
 
 
 def from_bytes(content: bytes) -> NVDDUnified:
-    """What unpickling a `.nvdd` file calls: the one global in it. Its name and argument are part of the format."""
+    """What unpickling a `.nvdd` file calls with its ``content``: the one global in it. Name and argument are part of the
+    format."""
     from nvdd_lammps.model_file import load_bytes
     from nvdd_lammps.unified import NVDDUnified
 

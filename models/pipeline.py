@@ -78,11 +78,11 @@ class PipelineModelWrapper(torch.nn.Module, BaseModelMixin):
         return reduce(torch.promote_types, (block.dtype for block in self.blocks))
 
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec:
-        """A summary of the blocks' specs; each block is evaluated under its own."""
+        """A summary of the blocks' specs, for any ``strategy``; each block is evaluated under its own."""
         return self._spec
 
     def forward(self, data: Batch) -> ModelOutputs:
-        """In one process: the sums that the blocks return, and what else one of them gives.
+        """Of ``data`` in one process: the sums that the blocks return, and what else one of them gives.
 
         Where a block predicts forces, those of the others are derived here and added.
         """

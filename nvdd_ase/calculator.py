@@ -194,7 +194,8 @@ class NVDDCalculator(Calculator):
     # -- ASE ------------------------------------------------------------------------------------------------------
 
     def check_state(self, atoms, tol: float = 1e-15) -> list[str]:
-        """What has changed since the last calculation, with the info keys and arrays that the model reads."""
+        """What of ``atoms`` has changed by more than ``tol`` since the last calculation, with the info keys and
+        arrays that the model reads."""
         changes = super().check_state(atoms, tol)
         if self.atoms is not None:
             for where, read in (("info", inputs.read_info), ("arrays", inputs.read_arrays)):
@@ -214,7 +215,8 @@ class NVDDCalculator(Calculator):
         return False
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes) -> None:
-        """Evaluates the model; fills ``results``."""
+        """Evaluates the model for ``atoms``; fills ``results``. ASE calls it, with the ``properties`` that it wants and
+        the ``system_changes`` since the last call."""
         super().calculate(atoms, properties, system_changes)
         atoms = self.atoms
         for name in self._description["system_inputs"]:

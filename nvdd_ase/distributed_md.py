@@ -251,7 +251,7 @@ class DistributedMD:
         atoms.calc = SinglePointCalculator(atoms, **results)
 
     def save(self, path: str | Path) -> None:
-        """Writes a checkpoint.
+        """Writes a checkpoint to ``path``.
 
         Raises:
             InputError: it can't be written there; the run can go on.

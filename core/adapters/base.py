@@ -53,7 +53,11 @@ class Installed:
 
 
 class Adapter:
-    """Base of the adapters. They are values: equal if they do the same to the same target."""
+    """Base of the adapters. They are values: equal if they do the same to the same target.
+
+    Attributes:
+        install_site: ``file:line`` where the adapter was made; found out unless given.
+    """
 
     kind: ClassVar[str] = ""
     install_site: str = ""

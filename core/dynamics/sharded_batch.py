@@ -83,7 +83,7 @@ class ShardedBatch:
         return cls(made, comm)
 
     def gather_rows(self, names: Iterable[str]) -> dict[str, Tensor] | None:
-        """Per-atom tensors of all atoms by name, in the order of global ids, on rank 0 (on the host); None elsewhere.
+        """Per-atom tensors of all atoms, those of ``names``, in the order of global ids, on rank 0 (on the host); None elsewhere.
 
         Every rank calls it at once. They come in pieces straight into place.
         """

@@ -60,7 +60,7 @@ class Simulation:
         return self._run.state
 
     def draw_velocities(self, temperature: float, seed: int = 0, **options: Any) -> None:
-        """As `nvdd.dynamics.velocities.draw_velocities`: ``temperature`` K, ``zero_momentum``, ``exact``."""
+        """As `nvdd.dynamics.velocities.draw_velocities`: ``temperature`` K, and its ``options`` ``zero_momentum``, ``exact``."""
         draw_velocities(self.state, self._run.evaluate, temperature, seed, **options)
 
     def run(self, steps: int, on_step: Callable[[Simulation], Any] | None = None) -> bool:
