@@ -22,7 +22,7 @@ source_suffix = {".md": "markdown", ".py": "script"}
 include_patterns = [
     "docs/*.md",
     "docs/figures/*.py",
-    "docs/handler_table.py",
+    "docs/*_*.py",
     "examples/**.md",
     "examples/**.py",
     "benchmarks/*.py",

@@ -17,6 +17,8 @@ from nvdd.adapters.replacements import replacement_to_dict
 from nvdd.context import DDContext
 from nvdd.errors import InputError
 
+JIT_MODES = ("eager", "marshal")
+
 
 class InstalledPatch(Installed):
     """A replacement of an attribute that is in place."""
@@ -152,7 +154,7 @@ class JitAdapter(_Attribute):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mode not in ("eager", "marshal"):
+        if self.mode not in JIT_MODES:
             raise InputError(f"{self}: mode={self.mode!r} is neither 'eager' nor 'marshal'")
         if self.mode == "marshal" and self.replacement is not None:
             raise InputError(f"{self}: mode='marshal' runs the scripted function itself; leave the replacement out")
