@@ -196,7 +196,7 @@ class Communicator:
         )
         with self._guard(f"{op} over ranks ({site})"):
             options = dist.AllreduceOptions()
-            options.reduceOp, options.asyncOp = _OPS[op], False
+            options.reduceOp, options.asyncOp = dist.ReduceOp(_OPS[op]), False
             _wait(self.group.allreduce([out], options))
         return out.to(value.device) if staged else out
 

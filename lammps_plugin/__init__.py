@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nvdd_lammps.export import export_model as export_model
     from nvdd_lammps.unified import NVDDUnified
 
 # public name -> module that defines it

@@ -77,7 +77,7 @@ class NVDDUnified:
         return {"wrapper": self.wrapper, "meta": self.meta}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)
+        NVDDUnified.__init__(self, **state)
 
     # -- ML-IAP's contract
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NoReturn
 
 import numpy as np
@@ -229,7 +230,7 @@ class NVDDCalculator(Calculator):
             self._start()
         self.results = self._evaluate(atoms, wanted)
 
-    def _wanted(self, atoms, properties: set[str]) -> set[str]:
+    def _wanted(self, atoms, properties: AbstractSet[str]) -> AbstractSet[str]:
         """What to ask the model for: all that costs little, and what is asked for."""
         has_volume = volume(atoms.cell.array) > 1e-9 * np.prod(atoms.cell.lengths())
         possible = set(self.implemented_properties) & set(self._description["outputs"])
@@ -245,7 +246,7 @@ class NVDDCalculator(Calculator):
     def _cannot(name: str, why: str) -> NoReturn:
         raise PropertyNotImplementedError(f"{name} {why}")
 
-    def _evaluate(self, atoms, wanted: set[str]) -> dict[str, Any]:
+    def _evaluate(self, atoms, wanted: AbstractSet[str]) -> dict[str, Any]:
         backend, n = self._backend, len(atoms)
         rows = {name: backend.share(name, (n, *shape)) for name, shape in ROW_SHAPES.items() if name in wanted}
         backend.share("positions", (n, 3))[:] = atoms.positions

@@ -94,7 +94,8 @@ class DistributedMD:
         start_timeout: float | None = 300.0,
         timeout: float | None = None,
     ) -> None:
-        self.atoms, self._backend = atoms, None
+        self.atoms = atoms
+        self._backend: InProcess | Workers | Launched | None = None
         self._checkpoint = None if checkpoint is None else Path(checkpoint).absolute()
         self.dynamics = ensemble
         if isinstance(ensemble, str):
@@ -125,7 +126,7 @@ class DistributedMD:
         if launch is not None:
             self._backend = Launched(launch, "serve", device, arguments, limits, _SERVICE)
         else:
-            backend = InProcess if ranks == 1 else Workers
+            backend: type[InProcess | Workers] = InProcess if ranks == 1 else Workers
             self._backend = backend(ranks, device, arguments, limits, _SERVICE)
         self._observers: list[tuple[Callable, int]] = []
         self._begin(restart)

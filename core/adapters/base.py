@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, ClassVar
 
 from nvdd.context import DDContext
@@ -94,7 +95,7 @@ class Adapter:
 
 def caller() -> str:
     """``file:line`` of the innermost frame outside this package."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith((_HERE, "<")):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"

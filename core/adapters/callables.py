@@ -28,7 +28,7 @@ class InstalledPatch(Installed):
         self._owner, self._name, self._replacement = owner, name, replacement
 
     @property
-    def calls(self) -> int:
+    def calls(self) -> int:  # type: ignore[override]  # here the replacement counts
         return self._replacement.calls
 
     def restore(self) -> None:
@@ -166,7 +166,8 @@ class JitAdapter(_Attribute):
         if self.mode == "marshal":
             value, wraps = marshalled, True
         elif value is None:
-            scripted = inspect.unwrap(getattr(owner, name, None), stop=_is_scripted)
+            present: Any = getattr(owner, name, None)
+            scripted = inspect.unwrap(present, stop=_is_scripted)
             value = getattr(scripted, "_torchdynamo_inline", None)
             if value is None:
                 raise InputError(f"{self}: its Python source is not known; give a replacement, or mode='marshal'")
@@ -287,7 +288,7 @@ class MethodAdapter(Adapter):
 
 
 def _method_adapter(method_name: str, replacement: Any, names: dict[str, str]) -> MethodAdapter:
-    return MethodAdapter(method_name=method_name, replacement=replacement, **names)
+    return MethodAdapter(None, method_name, replacement, **names)
 
 
 def _check_names(adapter: Any, *names: str) -> None:

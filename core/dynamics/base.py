@@ -51,8 +51,9 @@ class BaseDynamics:
             temperature, to which a drift of the whole does not belong, and keeps the total momentum.
     """
 
-    scalars: ClassVar[Mapping[str, Share]] = {}
-    maxima: ClassVar[Mapping[str, Share]] = {}
+    # of the class or, where they are methods, of the object
+    scalars: Mapping[str, Share] = {}
+    maxima: Mapping[str, Share] = {}
     needs_stress = False
     kinetic = True
     holds_com = False

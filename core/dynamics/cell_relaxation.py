@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ class CellRelaxation:
 
     def forces(self, state: DynamicsState) -> Tensor:
         """(n_systems, 3, 3) forces on the cell's coordinates, on the host; needs ``state.stress``."""
-        virial = -host(state.volume)[:, None, None] * (host(state.stress) + self.pressure * GPA * _UNIT)
+        virial = -host(state.volume)[:, None, None] * (host(cast(Tensor, state.stress)) + self.pressure * GPA * _UNIT)
         if self.hydrostatic:
             virial = self._trace_part(virial)
         deformation = self.deformation(state)

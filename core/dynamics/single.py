@@ -47,7 +47,8 @@ class Simulation:
     def __init__(
         self, systems: Atoms | Sequence[Atoms], model: Any, dynamics: BaseDynamics, hooks: Sequence[Hook] = ()
     ) -> None:
-        self._systems = [systems] if hasattr(systems, "numbers") else list(systems)
+        one = hasattr(systems, "numbers")  # an Atoms, which is a sequence too
+        self._systems: list[Any] = [systems] if one else list(systems)
         self.dynamics = dynamics
         self._run = DomainParallel(dynamics, model, hooks=hooks)
         config = self._run.model.wrapper.model_config
