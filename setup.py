@@ -19,5 +19,9 @@ PACKAGES = {
 setup(
     packages=list(PACKAGES),
     package_dir=PACKAGES,
-    package_data={"nvdd_lammps": ["src/*.cpp", "src/*.h"]},  # compiled at first use: nvdd_lammps/build.py
+    package_data={
+        "nvdd": ["py.typed", "__init__.pyi"],
+        "nvdd_ase": ["py.typed"],
+        "nvdd_lammps": ["py.typed", "src/*.cpp", "src/*.h"],  # compiled at first use: nvdd_lammps/build.py
+    },
 )

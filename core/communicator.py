@@ -77,7 +77,11 @@ class Communicator:
     def from_mesh(
         cls, mesh: Any, mesh_dim: str | int | None = None, device: torch.device | str | None = None
     ) -> Communicator:
-        """From a ``torch.distributed.device_mesh.DeviceMesh`` (one dimension of it, if it has several)."""
+        """From ``mesh``, a ``torch.distributed.device_mesh.DeviceMesh``; ``mesh_dim`` names its dimension, if it has several.
+
+        Raises:
+            ValueError: the mesh has several dimensions and none is named.
+        """
         if mesh.ndim > 1 and mesh_dim is None:
             raise ValueError(
                 f"the mesh has dimensions {mesh.mesh_dim_names}; name the one over which atoms are divided: mesh_dim="
@@ -192,7 +196,7 @@ class Communicator:
         )
         with self._guard(f"{op} over ranks ({site})"):
             options = dist.AllreduceOptions()
-            options.reduceOp, options.asyncOp = _OPS[op], False
+            options.reduceOp, options.asyncOp = dist.ReduceOp(_OPS[op]), False
             _wait(self.group.allreduce([out], options))
         return out.to(value.device) if staged else out
 
@@ -244,7 +248,7 @@ class Communicator:
         return out.to(value.device)
 
     def transpose_counts(self, counts: Sequence[int], site: str = "") -> list[int]:
-        """Tells each rank how many rows I want of it; gives how many rows each wants of me."""
+        """Tells each rank how many rows this one wants of it, ``counts``; gives how many rows each wants of this one."""
         if self.size == 1:
             return list(counts)
         for trace in active_traces():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,7 @@ class AtomicData:
 
     @classmethod
     def from_atoms(cls, atoms) -> AtomicData:
-        """Takes an ``ase.Atoms``; `to_atoms` gives an equal one back (arrays, info, constraints, celldisp)."""
+        """Takes ``atoms``, an ``ase.Atoms``; `to_atoms` gives an equal one back (arrays, info, constraints, celldisp)."""
         node_fields, system_fields, other_arrays, other_info = {}, {}, {}, {}
         for name, array in atoms.arrays.items():
             if name in _OWN_ARRAYS:
@@ -134,6 +134,8 @@ class Batch:
         neighbor_list_shifts: (E, 3) periodic image of each edge in cell vectors, with the sign of
             ``edge_layout``: ``edge_vector = sign (x_sender - x_receiver) + shift @ cell``.
         edge_layout: which column is the sender, and the sign of the vectors.
+        edge_vectors: (E, 3) A, of each edge; None: from positions and shifts.
+        n_atoms_per_system: (n_systems,) int64, counted from ``batch`` unless given.
         reverse_edges: (E,) row of each edge's reverse; with ``NeighborConfig(bonds=True)``, as the next two.
         bond_of_edge: (E,) row of each edge's undirected bond.
         edge_of_bond: (n_bonds,) the edge that stands for each bond.
@@ -263,7 +265,7 @@ class Batch:
         """(n_atoms, 3) zeros to give to a model that computes ``positions[j] - positions[i] + shifts`` itself.
 
         With ``edge_vectors`` as the shifts the expression is the edge vectors. Under domain decomposition the zeros
-        are known to be zeros, so that no rank asks another one for them.
+        are known to be zeros, so that no rank asks another one for them. ``dtype`` is that of the positions by default.
         """
         dtype = dtype or self.positions.dtype
         zeros = torch.zeros(self.positions.shape, dtype=dtype, device=self.device)
@@ -273,7 +275,7 @@ class Batch:
         from nvdd.roles import Role
         from nvdd.shard_tensor import promote
 
-        return promote(zeros, Role.ANCHOR, self.positions._meta, of="positions")
+        return promote(zeros, Role.ANCHOR, getattr(self.positions, "_meta"), of="positions")  # noqa: B009
 
     def _edges(self, name: str) -> Tensor:
         value = self.__dict__[name]
@@ -332,7 +334,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """A copy with every tensor on ``device``."""
-        move = lambda t: None if t is None else t.to(device)
+        move: Callable[[Any], Any] = lambda t: None if t is None else t.to(device)
         return Batch(
             positions=move(self.positions),
             atomic_numbers=move(self.atomic_numbers),

@@ -22,6 +22,9 @@ class CommunicationError(NvddError):
 class DistributedOpError(NvddError):
     """An operation whose meaning over several ranks is unknown, so that its local result would be wrong.
 
+    Args:
+        message: what was called, why it is refused, what to do instead.
+
     Attributes:
         op: name of the torch operation.
         site: ``file:line in function`` of the model code that called it.

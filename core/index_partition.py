@@ -48,7 +48,7 @@ class IndexPartitioner:
     def divide(
         self, positions: np.ndarray, cells: np.ndarray, pbc: np.ndarray, members: Sequence[np.ndarray]
     ) -> np.ndarray:
-        """(N,) owner rank of each atom, as `SpatialPartitioner.divide`."""
+        """(N,) owner rank of each atom: ``positions``, ``cells``, ``pbc``, ``members`` as in `SpatialPartitioner.divide`."""
         n = len(positions)
         sizes = np.full(self.n_ranks, n // self.n_ranks)
         sizes[: n % self.n_ranks] += 1
@@ -68,7 +68,7 @@ class IndexPartitioner:
         return self._owner.copy()
 
     def observe(self, n_rows: int) -> None:
-        """To be told, on all ranks alike, how many rows all ranks together read of others under the last owners."""
+        """To be told, on all ranks alike, how many rows all ranks together read of others under the last owners: ``n_rows``."""
         if self._rows_at_first is None:
             self._rows_at_first = n_rows
         elif n_rows > _GROWN * self._rows_at_first:

@@ -106,7 +106,7 @@ def best_grid(n_ranks: int, lengths: np.ndarray) -> tuple[int, int, int]:
     def surface(grid: tuple[int, int, int]) -> float:
         return sum((g - 1 if g == 1 else g) * area(axis) for axis, g in enumerate(grid))
 
-    grids = [g for g in itertools.product(_divisors(n_ranks), repeat=3) if g[0] * g[1] * g[2] == n_ranks]
+    grids = [g for g in itertools.product(*3 * (_divisors(n_ranks),)) if g[0] * g[1] * g[2] == n_ranks]
     # of equal surfaces the one with the thicker slices
     thinnest = lambda g: min((length / n for length, n in zip(lengths, g, strict=True) if n > 1), default=0.0)
     return min(grids, key=lambda g: (round(surface(g), 9), -round(thinnest(g), 9), g[::-1]))

@@ -102,7 +102,8 @@ class LocalStoragePolicy(StoragePolicy):
     """Owned rows, and no rows cross: for models that read neighbours only through edge vectors and inputs.
 
     A gather of computed rows by senders is refused. It is the neutral element where specs are composed: what a spec
-    with this policy adds can be joined to any other one.
+    with this policy adds can be joined to any other one. ``scatter_mode`` and ``gather_mode`` are ``"local"``;
+    ``system_reductions`` as in `StoragePolicy`.
     """
 
     kind: ClassVar[str] = "local"

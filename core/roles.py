@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -175,7 +175,7 @@ class ShardMeta:
         if space == "atoms":
             return self.n_rows
         plan = self.more_plans.get(space)
-        return self.n_edges if plan is None else plan.n_owned
+        return cast(int, self.n_edges) if plan is None else plan.n_owned
 
     def role_of(self, space: str) -> Role:
         """Role of a tensor over that space."""

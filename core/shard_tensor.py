@@ -77,7 +77,7 @@ class ShardTensor(Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         return _dispatch(func, args, kwargs or {})
 
-    def __repr__(self, **kwargs) -> str:
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]  # torch's stub has a keyword of no name
         return f"ShardTensor({self._role.name}, {to_local(self)!r})"
 
     def __deepcopy__(self, memo):
@@ -151,11 +151,11 @@ def _adopt_base(base: Tensor, view: Tensor, model: ShardTensor) -> None:
         row_dim = row_dim if row_dim in same else same[0]
     base.__class__ = ShardTensor
     base.__dict__.update(model.__dict__)
-    base._row_dim = row_dim
+    base.__dict__["_row_dim"] = row_dim
 
 
 def to_local(value: Any) -> Any:
-    """The plain tensor behind a ShardTensor; anything else unchanged.
+    """The plain tensor behind ``value``, if it is a ShardTensor; anything else unchanged.
 
     In a wrapper: says that what follows is meant to be local (row-wise work on owned atoms).
     """

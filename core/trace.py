@@ -79,11 +79,13 @@ class DispatchTrace:
 
 @contextmanager
 def dispatch_trace() -> Iterator[DispatchTrace]:
-    """Records the handlers, exchanges and reductions of the block::
+    """Records the handlers, exchanges and reductions of a block of code.
 
-    with dispatch_trace() as trace:
-        model(batch)
-    print(trace.summary())
+    Example::
+
+        with dispatch_trace() as trace:
+            model(batch)
+        print(trace.summary())
     """
     trace = DispatchTrace()
     with _lock:

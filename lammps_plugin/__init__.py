@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nvdd_lammps.export import export_model as export_model
     from nvdd_lammps.unified import NVDDUnified
 
 # public name -> module that defines it
@@ -19,7 +20,7 @@ __all__ = [*_PUBLIC, "from_bytes", "load_unified"]
 
 
 def load_unified(path: str | os.PathLike) -> NVDDUnified:
-    """The object for `pair_style mliap unified` that a `.nvdd` file holds.
+    """The object for `pair_style mliap unified` that a `.nvdd` file, ``path``, holds.
 
     Raises:
         InputError: the file is missing, damaged, newer than this nvdd, or can't be rebuilt here.
@@ -32,7 +33,8 @@ def load_unified(path: str | os.PathLike) -> NVDDUnified:
 
 
 def from_bytes(content: bytes) -> NVDDUnified:
-    """What unpickling a `.nvdd` file calls: the one global in it. Its name and argument are part of the format."""
+    """What unpickling a `.nvdd` file calls with its ``content``: the one global in it. Name and argument are part of the
+    format."""
     from nvdd_lammps.model_file import load_bytes
     from nvdd_lammps.unified import NVDDUnified
 

@@ -68,7 +68,7 @@ def export_model(
     wrapper = registry.load(model, dtype=_torch_dtype(dtype), **options)
     wrapper = wrapper.cpu().eval().requires_grad_(False)
     family = configurations.PIPELINE if composed.is_composed(model) else model.partition(":")[0]
-    meta = {
+    meta: dict[str, Any] = {
         "format": FORMAT,
         "nvdd": nvdd.__version__,
         "packages": versions(model),
@@ -192,7 +192,7 @@ def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or dtype in DTYPES.values():
+    if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not known; use float32 or float64, or leave it out for the model's own")

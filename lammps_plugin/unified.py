@@ -77,15 +77,15 @@ class NVDDUnified:
         return {"wrapper": self.wrapper, "meta": self.meta}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)
+        NVDDUnified.__init__(self, **state)
 
     # -- ML-IAP's contract
 
     def compute_descriptors(self, data: Any) -> None:
-        """Nothing: all work is in `compute_forces`."""
+        """Nothing of ``data``: all work is in `compute_forces`."""
 
     def compute_gradients(self, data: Any) -> None:
-        """Nothing."""
+        """Nothing of ``data``."""
 
     def compute_forces(self, data: Any) -> None:
         """Energies and forces of one step, handed to ``data``; all ranks of LAMMPS's world call it at once.

@@ -55,11 +55,11 @@ class BaseModelMixin:
     edge_layout: EdgeLayout = EdgeLayout()
 
     def adapt_input(self, data: Batch, **kwargs: Any) -> dict[str, Any]:
-        """Keyword arguments of the inner model, made from a Batch."""
+        """Keyword arguments of the inner model, made from a Batch; ``kwargs`` are added to them."""
         return {"data": data, **kwargs}
 
     def adapt_output(self, raw: Any, data: Batch) -> ModelOutputs:
-        """The inner model's return as ModelOutputs."""
+        """``raw``, which the inner model returned for ``data``, as ModelOutputs."""
         return ModelOutputs(raw)
 
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec | None:

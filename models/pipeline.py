@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -75,14 +75,15 @@ class PipelineModelWrapper(torch.nn.Module, BaseModelMixin):
     @property
     def dtype(self) -> torch.dtype:
         """The widest of the blocks' types."""
-        return reduce(torch.promote_types, (block.dtype for block in self.blocks))
+        dtypes: list[Any] = [block.dtype for block in self.blocks]
+        return reduce(torch.promote_types, dtypes)
 
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec:
-        """A summary of the blocks' specs; each block is evaluated under its own."""
+        """A summary of the blocks' specs, for any ``strategy``; each block is evaluated under its own."""
         return self._spec
 
     def forward(self, data: Batch) -> ModelOutputs:
-        """In one process: the sums that the blocks return, and what else one of them gives.
+        """Of ``data`` in one process: the sums that the blocks return, and what else one of them gives.
 
         Where a block predicts forces, those of the others are derived here and added.
         """
@@ -201,7 +202,7 @@ def _further_outputs(block: Any) -> set[str]:
 
 
 def _has_energy(block: Any) -> bool:
-    return declares_energy(block, spec_of(block))
+    return declares_energy(block, cast(MLIPSpec, spec_of(block)))
 
 
 def _composed_spec(blocks: list[Any], wires: tuple[Wire, ...]) -> MLIPSpec:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nvdd_ase.calculator import NVDDCalculator
+    from nvdd_ase.distributed_md import DistributedMD
 
 __all__ = ["DistributedMD", "NVDDCalculator"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NoReturn
 
 import numpy as np
@@ -200,7 +201,8 @@ class NVDDCalculator(Calculator):
     # -- ASE ------------------------------------------------------------------------------------------------------
 
     def check_state(self, atoms, tol: float = 1e-15) -> list[str]:
-        """What has changed since the last calculation, with the info keys and arrays that the model reads."""
+        """What of ``atoms`` has changed by more than ``tol`` since the last calculation, with the info keys and
+        arrays that the model reads."""
         changes = super().check_state(atoms, tol)
         if self.atoms is not None:
             for where, read in (("info", inputs.read_info), ("arrays", inputs.read_arrays)):
@@ -220,7 +222,8 @@ class NVDDCalculator(Calculator):
         return False
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes) -> None:
-        """Evaluates the model; fills ``results``."""
+        """Evaluates the model for ``atoms``; fills ``results``. ASE calls it, with the ``properties`` that it wants and
+        the ``system_changes`` since the last call."""
         super().calculate(atoms, properties, system_changes)
         atoms = self.atoms
         for name in self._description["system_inputs"]:
@@ -233,7 +236,7 @@ class NVDDCalculator(Calculator):
             self._start()
         self.results = self._evaluate(atoms, wanted)
 
-    def _wanted(self, atoms, properties: set[str]) -> set[str]:
+    def _wanted(self, atoms, properties: AbstractSet[str]) -> AbstractSet[str]:
         """What to ask the model for: all that costs little, and what is asked for."""
         has_volume = volume(atoms.cell.array) > 1e-9 * np.prod(atoms.cell.lengths())
         possible = set(self.implemented_properties) & set(self._description["outputs"])
@@ -249,7 +252,7 @@ class NVDDCalculator(Calculator):
     def _cannot(name: str, why: str) -> NoReturn:
         raise PropertyNotImplementedError(f"{name} {why}")
 
-    def _evaluate(self, atoms, wanted: set[str]) -> dict[str, Any]:
+    def _evaluate(self, atoms, wanted: AbstractSet[str]) -> dict[str, Any]:
         backend, n = self._backend, len(atoms)
         rows = {name: backend.share(name, (n, *shape)) for name, shape in ROW_SHAPES.items() if name in wanted}
         backend.share("positions", (n, 3))[:] = atoms.positions

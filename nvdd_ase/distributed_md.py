@@ -97,7 +97,8 @@ class DistributedMD:
         start_timeout: float | None = 300.0,
         timeout: float | None = None,
     ) -> None:
-        self.atoms, self._backend = atoms, None
+        self.atoms = atoms
+        self._backend: InProcess | Workers | Launched | None = None
         self._checkpoint = None if checkpoint is None else Path(checkpoint).absolute()
         self.dynamics = ensemble
         if isinstance(ensemble, str):
@@ -130,7 +131,7 @@ class DistributedMD:
         if launch is not None:
             self._backend = Launched(launch, "serve", device, arguments, limits, _SERVICE)
         else:
-            backend = InProcess if ranks == 1 else Workers
+            backend: type[InProcess | Workers] = InProcess if ranks == 1 else Workers
             self._backend = backend(ranks, device, arguments, limits, _SERVICE)
         self._observers: list[tuple[Callable, int]] = []
         self._begin(restart)
@@ -256,7 +257,7 @@ class DistributedMD:
         atoms.calc = SinglePointCalculator(atoms, **results)
 
     def save(self, path: str | Path) -> None:
-        """Writes a checkpoint.
+        """Writes a checkpoint to ``path``.
 
         Raises:
             InputError: it can't be written there; the run can go on.

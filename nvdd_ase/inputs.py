@@ -6,7 +6,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ NUMERIC = "fiub"  # numpy's kinds of dtypes that a model can read
 ASE_KEYWORDS = ("restart", "ignore_bad_restart_file", "label", "atoms", "directory")
 
 
-def check_keywords(given: Sequence[str], own: Sequence[str]) -> None:
+def check_keywords(given: Iterable[str], own: Sequence[str]) -> None:
     """Refuses what is no argument: ASE's own constructor would take ``rank=2`` without a word."""
     for name in given:
         if name not in ASE_KEYWORDS:

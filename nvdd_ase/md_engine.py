@@ -23,7 +23,7 @@ from nvdd.dynamics.velocities import draw_velocities
 from nvdd.errors import InputError
 
 # columns of the shared array "atoms", by which atoms come to rank 0 and go back
-COLUMNS = {"positions": slice(0, 3), "velocities": slice(3, 6), "masses": 6, "numbers": 7, "fixed": 8}
+COLUMNS: dict[str, Any] = {"positions": slice(0, 3), "velocities": slice(3, 6), "masses": 6, "numbers": 7, "fixed": 8}
 WIDTH = 9
 _COMPARED = {"atomic_numbers": "numbers", "masses": "masses", "fixed": "fixed"}  # of a restart: name -> column
 _SAME_STRUCTURE = "give the structure, and the settings of its centre of mass, from which that run began"

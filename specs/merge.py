@@ -87,7 +87,7 @@ def merge_outputs(
     for name in left.keys() & right.keys():
         if left[name] != right[name]:
             words = [f"{s.kind.value} with reduce={s.reduce.value}" for s in (left[name], right[name])]
-            raise _conflict(f"the output {name!r}", *words, names, "declare it alike, by with_outputs")
+            raise _conflict(f"the output {name!r}", words[0], words[1], names, "declare it alike, by with_outputs")
     return {**left, **right}
 
 

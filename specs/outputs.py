@@ -23,7 +23,7 @@ class Reduce(str, Enum):
     OWNED_ONLY = "owned_only"  # owned rows are final even under a policy with halo rows
 
 
-_REDUCED = {Reduce.ALL_REDUCE: OutputKind.PER_GRAPH, Reduce.OWNED_ONLY: OutputKind.PER_NODE}
+REDUCED_KIND = {Reduce.ALL_REDUCE: OutputKind.PER_GRAPH, Reduce.OWNED_ONLY: OutputKind.PER_NODE}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class OutputSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", OutputKind(self.kind))
         object.__setattr__(self, "reduce", Reduce(self.reduce))
-        wanted = _REDUCED.get(self.reduce, self.kind)
+        wanted = REDUCED_KIND.get(self.reduce, self.kind)
         if self.kind is not wanted:
             raise ValueError(
                 f"OutputSpec: reduce={self.reduce.value!r} is for outputs of kind {wanted.value!r}, not {self.kind.value!r}"

@@ -22,16 +22,16 @@ _ENERGY_OUTPUTS = {
 _WITHOUT_STRESSES = {name: output for name, output in _ENERGY_OUTPUTS.items() if name != "stresses"}
 _FETCH = HaloStoragePolicy(scatter_mode="local", gather_mode="halo_fetch")
 
-# Owned rows, halo rows fetched where senders are gathered: message-passing models (MACE, SevenNet, NequIP, ...)
+#: Owned rows, halo rows fetched where senders are gathered: message-passing models (MACE, SevenNet, NequIP, ...)
 SPEC_MPNN_HALO = MLIPSpec(DistributionSpec(_FETCH), _ENERGY_OUTPUTS, name="SPEC_MPNN_HALO")
 
-# The same layout for pair potentials, whose kernels read edge vectors and species and no remote features
+#: The same layout for pair potentials, whose kernels read edge vectors and species and no remote features
 SPEC_LJ_HALO = MLIPSpec(DistributionSpec(_FETCH), _ENERGY_OUTPUTS, name="SPEC_LJ_HALO")
 
-# Message passing with atoms divided by index: geometry on every rank, features gathered in each layer
+#: Message passing with atoms divided by index: geometry on every rank, features gathered in each layer
 SPEC_MPNN_GP = MLIPSpec(DistributionSpec(GraphParallelPolicy()), _ENERGY_OUTPUTS, name="SPEC_MPNN_GP")
 
-# Models that build their own graph from positions of owned and halo atoms (UMA, eSCN): messages to halo rows are theirs
+#: Models that build their own graph from positions of owned and halo atoms (UMA, eSCN): messages to halo rows are theirs
 SPEC_UMA_HALO = MLIPSpec(
     DistributionSpec(HaloStoragePolicy(scatter_mode="local", gather_mode="halo_read")),
     _WITHOUT_STRESSES,
@@ -42,7 +42,7 @@ SPEC_UMA_HALO = MLIPSpec(
 # arguments of nvdd's own operations that have one row for each atom that counts
 _EACH_ATOM_ONCE = {position: SliceOwned() for position in range(4)}
 
-# Pairs in real space, and structure factors that are sums over all atoms: functions of positions
+#: Pairs in real space, and structure factors that are sums over all atoms: functions of positions
 SPEC_EWALD_HALO = MLIPSpec(
     DistributionSpec(
         _FETCH,
@@ -56,7 +56,7 @@ SPEC_EWALD_HALO = MLIPSpec(
     name="SPEC_EWALD_HALO",
 )
 
-# The same with charges spread on a mesh, which is summed over ranks
+#: The same with charges spread on a mesh, which is summed over ranks
 SPEC_PME_HALO = MLIPSpec(
     DistributionSpec(
         _FETCH,
@@ -68,5 +68,5 @@ SPEC_PME_HALO = MLIPSpec(
     _WITHOUT_STRESSES, force_strategy=ForceStrategy.POSITIONS, name="SPEC_PME_HALO"
 )
 
-# Dispersion: coordination numbers of neighbours are fetched, nothing is global
+#: Dispersion: coordination numbers of neighbours are fetched, nothing is global
 SPEC_DFTD3_HALO = MLIPSpec(DistributionSpec(_FETCH), _ENERGY_OUTPUTS, name="SPEC_DFTD3_HALO")

@@ -115,7 +115,7 @@ class MLIPSpec:
         return self._with(outputs={**self.outputs, **(outputs or {}), **more})
 
     def with_custom_ops(self, *ops: OpAdapter) -> MLIPSpec:
-        """With more custom operations."""
+        """With more custom operations, ``ops``."""
         return self._with(distribution=replace(self.distribution, custom_ops=(*self.distribution.custom_ops, *ops)))
 
     def with_third_party_helpers(self, *helpers: Adapter) -> MLIPSpec:
@@ -171,7 +171,7 @@ class MLIPSpec:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> MLIPSpec:
-        """The spec that `to_dict` gave.
+        """The spec that `to_dict` gave as ``content``; its form is docs/spec-format.md.
 
         Raises:
             InputError: a newer version, an unknown or missing field, an operation that is not registered.
@@ -181,14 +181,14 @@ class MLIPSpec:
         return spec_from_json(content)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the spec to a JSON file."""
+        """Writes the spec to ``path``, a JSON file."""
         text = json.dumps(self.to_dict(), indent=2) + "\n"
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> MLIPSpec:
-        """Reads the spec from a JSON file. Modules that register its operations must be imported before.
+        """Reads the spec from ``path``, a JSON file. Modules that register its operations must be imported before.
 
         Raises:
             InputError: there is no such file, or it is not a spec; as `from_dict`.

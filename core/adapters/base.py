@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, ClassVar
 
 from nvdd.context import DDContext
@@ -53,7 +54,11 @@ class Installed:
 
 
 class Adapter:
-    """Base of the adapters. They are values: equal if they do the same to the same target."""
+    """Base of the adapters. They are values: equal if they do the same to the same target.
+
+    Attributes:
+        install_site: ``file:line`` where the adapter was made; found out unless given.
+    """
 
     kind: ClassVar[str] = ""
     install_site: str = ""
@@ -90,7 +95,7 @@ class Adapter:
 
 def caller() -> str:
     """``file:line`` of the innermost frame outside this package."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith((_HERE, "<")):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -17,6 +17,8 @@ from nvdd.adapters.replacements import replacement_to_dict
 from nvdd.context import DDContext
 from nvdd.errors import InputError
 
+JIT_MODES = ("eager", "marshal")
+
 
 class InstalledPatch(Installed):
     """A replacement of an attribute that is in place."""
@@ -26,7 +28,7 @@ class InstalledPatch(Installed):
         self._owner, self._name, self._replacement = owner, name, replacement
 
     @property
-    def calls(self) -> int:
+    def calls(self) -> int:  # type: ignore[override]  # here the replacement counts
         return self._replacement.calls
 
     def restore(self) -> None:
@@ -152,7 +154,7 @@ class JitAdapter(_Attribute):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mode not in ("eager", "marshal"):
+        if self.mode not in JIT_MODES:
             raise InputError(f"{self}: mode={self.mode!r} is neither 'eager' nor 'marshal'")
         if self.mode == "marshal" and self.replacement is not None:
             raise InputError(f"{self}: mode='marshal' runs the scripted function itself; leave the replacement out")
@@ -164,7 +166,8 @@ class JitAdapter(_Attribute):
         if self.mode == "marshal":
             value, wraps = marshalled, True
         elif value is None:
-            scripted = inspect.unwrap(getattr(owner, name, None), stop=_is_scripted)
+            present: Any = getattr(owner, name, None)
+            scripted = inspect.unwrap(present, stop=_is_scripted)
             value = getattr(scripted, "_torchdynamo_inline", None)
             if value is None:
                 raise InputError(f"{self}: its Python source is not known; give a replacement, or mode='marshal'")
@@ -285,7 +288,7 @@ class MethodAdapter(Adapter):
 
 
 def _method_adapter(method_name: str, replacement: Any, names: dict[str, str]) -> MethodAdapter:
-    return MethodAdapter(method_name=method_name, replacement=replacement, **names)
+    return MethodAdapter(None, method_name, replacement, **names)
 
 
 def _check_names(adapter: Any, *names: str) -> None:

@@ -106,7 +106,7 @@ class AdapterRegistry:
 
     @contextmanager
     def installed(self, scope: DDContext | None = None) -> Iterator[AdapterRegistry]:
-        """`install` for a block; in threads of their own, blocks end in any order."""
+        """`install` with this ``scope`` for a block; in threads of their own, blocks end in any order."""
         mine = self._install(scope)
         try:
             yield self

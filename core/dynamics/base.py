@@ -51,8 +51,9 @@ class BaseDynamics:
             temperature, to which a drift of the whole does not belong, and keeps the total momentum.
     """
 
-    scalars: ClassVar[Mapping[str, Share]] = {}
-    maxima: ClassVar[Mapping[str, Share]] = {}
+    # of the class or, where they are methods, of the object
+    scalars: Mapping[str, Share] = {}
+    maxima: Mapping[str, Share] = {}
     needs_stress = False
     kinetic = True
     holds_com = False
@@ -67,7 +68,8 @@ class BaseDynamics:
     def initialise(self, state: DynamicsState, evaluate: Evaluator) -> None:
         """Makes ``state.node_state`` and ``state.system_state``; energy and forces are there, stress if needed.
 
-        Called once, before the first step; after a restart, which brings them, `resume` is called instead.
+        Called once, before the first step; after a restart, which brings them, `resume` is called instead. ``evaluate`` is
+        there for sums over all atoms.
         """
 
     def resume(self, state: DynamicsState, before: Mapping[str, Any]) -> None:
@@ -81,12 +83,14 @@ class BaseDynamics:
     def step(self, state: DynamicsState, evaluate: Evaluator) -> None:
         """Moves the atoms by one step, in place. On return forces and energy are those of ``state.positions``.
 
-        ``state.step`` is the number of steps done before this one; the caller counts.
+        ``state.step`` is the number of steps done before this one; the caller counts. ``evaluate`` computes forces and
+        sums over all atoms.
         """
         raise NotImplementedError
 
     def conserved(self, state: DynamicsState, kinetic: Tensor) -> Tensor:
-        """(n_systems,) eV, what this algorithm conserves, given the kinetic energy (n_systems,) eV of all atoms."""
+        """(n_systems,) eV, what this algorithm conserves in ``state``, given ``kinetic`` (n_systems,) eV, the energy of all
+        atoms' motion."""
         return state.energy + kinetic
 
     def is_converged(self, state: DynamicsState) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ class CellRelaxation:
         return {"cell": settings, "pressure_GPa": self.pressure}
 
     def begin(self, who: str, state: DynamicsState) -> None:
-        """Takes the present cell as undeformed."""
+        """Takes the present cell of ``state`` as undeformed; ``who`` stands in error messages."""
         volumes, periodic = host(state.volume), state.pbc.cpu()
         for system in range(state.n_systems):
             if not volumes[system] > 0:
@@ -105,17 +105,17 @@ class CellRelaxation:
         state.system_state["cell_strain"] = start.expand(state.n_systems, 3, 3).clone()
 
     def deformation(self, state: DynamicsState) -> Tensor:
-        """F, (n_systems, 3, 3) on the host."""
+        """F of ``state``, (n_systems, 3, 3) on the host."""
         strain = host(state.system_state["cell_strain"])
         return torch.linalg.matrix_exp(strain) if self.kind == "frechet" else strain
 
     def atom_forces(self, state: DynamicsState) -> Tensor:
-        """(n, 3) forces on the atoms' coordinates."""
+        """(n, 3) eV/A, forces on the atoms' coordinates, from those of ``state``."""
         return times(state, state.forces, self.deformation(state))
 
     def forces(self, state: DynamicsState) -> Tensor:
         """(n_systems, 3, 3) forces on the cell's coordinates, on the host; needs ``state.stress``."""
-        virial = -host(state.volume)[:, None, None] * (host(state.stress) + self.pressure * GPA * _UNIT)
+        virial = -host(state.volume)[:, None, None] * (host(cast(Tensor, state.stress)) + self.pressure * GPA * _UNIT)
         if self.hydrostatic:
             virial = self._trace_part(virial)
         deformation = self.deformation(state)
@@ -142,7 +142,7 @@ class CellRelaxation:
         return torch.linalg.matrix_exp(torch.cat([upper, lower], 1))[:, :3, 3:]
 
     def move(self, state: DynamicsState, atoms: Tensor, cell: Tensor) -> None:
-        """Adds ``atoms`` (n, 3) and ``cell`` (n_systems, 3, 3) to the coordinates."""
+        """Adds ``atoms`` (n, 3) and ``cell`` (n_systems, 3, 3) to the coordinates of ``state``."""
         before = self.deformation(state)
         strain = state.system_state["cell_strain"]
         state.system_state["cell_strain"] = host(strain) + cell / self._factor(state)

@@ -174,7 +174,9 @@ class DomainParallel:
         Raises:
             InputError: it can't be read, or another integrator wrote it, or one with other parameters.
         """
-        failure = batch = parameters = None
+        failure: Exception | None = None
+        batch: Any = None
+        parameters: Any = None
         try:
             batch, parameters = load_checkpoint(path, self.comm)
             if integrator:
@@ -304,7 +306,7 @@ class DomainParallel:
 
     def _compute(self, state: DynamicsState, stress: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Forces of this rank's atoms, its share of energy and virial."""
-        found = self.graph.update(state, self._failure is not None)
+        found: Any = self.graph.update(state, self._failure is not None)
         if found is None:
             if self.graph.failed:
                 self._settle()

@@ -53,8 +53,8 @@ class FIRE(Relaxation):
             "dt": dt, "maxstep": maxstep, "dtmax": dtmax, "finc": finc, "fdec": fdec, "astart": astart, "fa": fa
         }  # fmt: skip
         who = type(self).__name__
-        for name, value in numbers.items():
-            setattr(self, f"_{name}", positive(who, name, value))
+        checked = [positive(who, name, value) for name, value in numbers.items()]
+        self._dt, self._maxstep, self._dtmax, self._finc, self._fdec, self._astart, self._fa = checked
         self._Nmin = whole(who, "Nmin", Nmin, 0)
         self.scalars = {"products": self._products}
 

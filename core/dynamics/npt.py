@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class NPH(BaseDynamics):
 
     needs_stress = True
     holds_com = True
-    must_agree = ("mode", "axes")
+    must_agree: ClassVar[tuple[str, ...]] = ("mode", "axes")
     scalars = {"kinetic_tensor": kinetic_tensor}  # noqa: RUF012
 
     def __init__(
@@ -131,7 +131,7 @@ class NPH(BaseDynamics):
         volume = torch.linalg.det(host(state.cell)).abs()[:, None, None]
         extra = kinetic.diagonal(dim1=1, dim2=2).sum(1) / freedom
         unit = torch.eye(3, dtype=torch.float64)
-        force = kinetic - volume * (host(state.stress) + self.pressure * GPA * unit) + extra[:, None, None] * unit
+        force = kinetic - volume * (host(cast(Tensor, state.stress)) + self.pressure * GPA * unit) + extra[:, None, None] * unit
         momentum = state.system_state["cell_momentum"]
         state.system_state["cell_momentum"] = host(momentum) + dt * self.modes.project(force)
 

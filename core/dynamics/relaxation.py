@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Relaxation(BaseDynamics):
     """
 
     kinetic = False
-    must_agree = ("cell", "pressure_GPa")  # coordinates and forces that are in the state
+    must_agree: ClassVar[tuple[str, ...]] = ("cell", "pressure_GPa")  # coordinates and forces that are in the state
 
     def __init__(self, fmax: float = 0.05, cell: CellRelaxation | str | None = None) -> None:
         who = type(self).__name__

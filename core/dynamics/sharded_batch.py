@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -61,7 +61,7 @@ class ShardedBatch:
         header = None
         if comm.rank == 0:
             tables = Tables.pack({name: value.cpu() for name, value in state.per_atom().items()})
-            whole = {f.name: getattr(state, f.name) for f in fields(state)}
+            whole = {f.name: getattr(state, f.name) for f in fields(DynamicsState)}
             header = {
                 "n": len(state.ids),
                 "layout": tables.layout,
@@ -75,15 +75,15 @@ class ShardedBatch:
             table = tables.columns[key] if comm.rank == 0 else torch.empty(0, width, dtype=dtype)
             columns[key] = _from_root(table, bounds, comm, key)
         rows = Tables({}, header["layout"]).unpack(columns)
-        move = lambda value: value.to(comm.device) if isinstance(value, Tensor) else value
+        move: Callable[[Any], Any] = lambda value: value.to(comm.device) if isinstance(value, Tensor) else value
         whole = {name: _each(value, move) for name, value in header["whole"].items()}
         plain = {name: move(value) for name, value in rows.items() if "." not in name}
-        made = DynamicsState(**plain, **whole)
+        made = DynamicsState(**{**plain, **whole})
         made.set_per_atom({name: move(value) for name, value in rows.items() if "." in name})
         return cls(made, comm)
 
     def gather_rows(self, names: Iterable[str]) -> dict[str, Tensor] | None:
-        """Per-atom tensors of all atoms by name, in the order of global ids, on rank 0 (on the host); None elsewhere.
+        """Per-atom tensors of all atoms, those of ``names``, in the order of global ids, on rank 0 (on the host); None elsewhere.
 
         Every rank calls it at once. They come in pieces straight into place.
         """

@@ -47,7 +47,8 @@ class Simulation:
     def __init__(
         self, systems: Atoms | Sequence[Atoms], model: Any, dynamics: BaseDynamics, hooks: Sequence[Hook] = ()
     ) -> None:
-        self._systems = [systems] if hasattr(systems, "numbers") else list(systems)
+        one = hasattr(systems, "numbers")  # an Atoms, which is a sequence too
+        self._systems: list[Any] = [systems] if one else list(systems)
         self.dynamics = dynamics
         self._run = DomainParallel(dynamics, model, hooks=hooks)
         config = self._run.model.wrapper.model_config
@@ -60,7 +61,7 @@ class Simulation:
         return self._run.state
 
     def draw_velocities(self, temperature: float, seed: int = 0, **options: Any) -> None:
-        """As `nvdd.dynamics.velocities.draw_velocities`: ``temperature`` K, ``zero_momentum``, ``exact``."""
+        """As `nvdd.dynamics.velocities.draw_velocities`: ``temperature`` K, and its ``options`` ``zero_momentum``, ``exact``."""
         draw_velocities(self.state, self._run.evaluate, temperature, seed, **options)
 
     def run(self, steps: int, on_step: Callable[[Simulation], Any] | None = None) -> bool:

@@ -75,10 +75,10 @@ class CSVR(_Rescaling):
         super().step(state, evaluate)
 
     def _ratio(self, state: DynamicsState, kinetic: Tensor) -> Tensor:
-        freedom = state.degrees_of_freedom.cpu().numpy()
-        first, others = chi_squares(freedom, state.step, self.seed)
-        mean = torch.as_tensor(0.5 * BOLTZMANN * self.temperature * freedom).to(kinetic.device)
-        first, others, freedom = (torch.as_tensor(x).to(kinetic.device) for x in (first, others, freedom))
+        numbers = state.degrees_of_freedom.cpu().numpy()
+        drawn = (*chi_squares(numbers, state.step, self.seed), numbers)
+        first, others, freedom = (torch.as_tensor(x).to(kinetic.device) for x in drawn)
+        mean = 0.5 * BOLTZMANN * self.temperature * freedom
         spread = (1.0 - self._kept) * mean / (kinetic * freedom)
         return self._kept + spread * (first**2 + others) + 2.0 * first * (self._kept * spread).sqrt()
 

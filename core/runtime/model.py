@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -70,6 +70,7 @@ class DistributedModel:
             raise InputError(
                 f"DomainConfig.cutoff {self.config.cutoff} A is less than the model's cutoff {cutoff} A; leave it out"
             )
+        partitioner: IndexPartitioner | SpatialPartitioner
         if self.config.strategy is StrategyKind.GRAPH_PARTITION:
             partitioner = IndexPartitioner(self.comm.size, self.config.graph_plan)
         else:
@@ -269,7 +270,7 @@ class DistributedModel:
         """
         if self._compiled:
             return self._run_compiled(batch, graphs, wanted, create_graph)
-        passes: list[Pass | None] = [None] * len(self.blocks)
+        passes: list[Any] = [None] * len(self.blocks)  # a Pass of each block that has run
         seeds: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.blocks]
         differentiated = derives(wanted)
         feeding = {wire.source for wire in self.wires if not wire.fixed}
@@ -288,11 +289,7 @@ class DistributedModel:
         try:
             for k in self._order:
                 block, meta = self.blocks[k], self.blocks[k].meta(graphs[k], batch.n_systems)
-                feeds = [
-                    Feed(w, passes[w.source].raw, passes[w.source].meta, self.blocks[w.source].spec, self.blocks[w.source].name,
-                         differentiated, passes[w.source].leaf)
-                    for w in self.wires if w.target == k
-                ]  # fmt: skip
+                feeds = [self._feed(w, passes[w.source], differentiated) for w in self.wires if w.target == k]
                 try:
                     with block.running(meta):
                         self._phase("forward")
@@ -321,6 +318,11 @@ class DistributedModel:
             "edges where nvdd sees it (in a custom operation, in scripted code, by global ids of sharded storage, or after "
             "to_local), so no memory would be saved; leave it out, or declare the rows with an EdgeStage in the model's spec"
         )
+
+    def _feed(self, wire: Wire, done: Pass, differentiated: bool) -> Feed:
+        """What the block before gives to the one that ``wire`` leads to."""
+        block = self.blocks[wire.source]
+        return Feed(wire, done.raw, done.meta, cast(MLIPSpec, block.spec), block.name, differentiated, done.leaf)
 
     def _run_compiled(self, batch: Batch, graphs: list[LocalGraph], wanted: set[str], create_graph: bool) -> list[Pass]:
         """Every block's compiled forward and derivative."""
@@ -372,4 +374,5 @@ def _release(passes: list[Pass]) -> None:
 
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor:
-    return b if a is None else a if b is None else a + b
+    """The sum of those that are there; one is."""
+    return cast(Tensor, b if a is None else a if b is None else a + b)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -162,7 +162,7 @@ def _search(trial: Trial, report: TraceReport, max_attempts: int) -> None:
             report.spec = attempt.spec
             return
         failed = {c.output for c in attempt.failures}
-        more = propose(attempt.spec, trial.single.kinds, attempt.problems, failed, trial.single.returned)
+        more = propose(cast(MLIPSpec, attempt.spec), trial.single.kinds, attempt.problems, failed, trial.single.returned)
         undeclared = [f for f in more if f.rule == "declare_output"]
         rest = [f for f in more if f.rule != "declare_output"]
         steps = [tuple(undeclared)] if undeclared else [(f,) for f in rest]
