@@ -56,6 +56,7 @@ def model_of(arguments, device):
 
     if arguments.model == "mace":
         from mace_scaling import build_model
+
         from nvdd.models.mace import MACEWrapper
 
         return MACEWrapper(build_model(arguments.hidden, torch.float32).to(device))
@@ -70,6 +71,7 @@ def measure(arguments) -> None:
     import torch
     import torch.distributed as dist
     from mace_scaling import quartz
+
     from nvdd import Batch, DistributedModel, DomainConfig, dispatch_trace
     from nvdd.communicator import Communicator
 
