@@ -10,7 +10,8 @@ from torch import Tensor
 from nvdd.plan import ExchangePlan
 from nvdd.runtime.edge_rows import EdgeRows
 
-_MARGIN = 1.0  # A by which candidates are longer than bonds
+LIST_MARGIN = 0.5  # A by which LAMMPS's pairs should at least be longer than bonds
+_MARGIN = 1.0  # A by which candidates are longer than bonds, where LAMMPS has such pairs
 _ROWS = 2**40  # more than a rank has
 
 
@@ -40,7 +41,8 @@ class BondRows:
             pair: (2, E) their rows.
             vectors: (E, 3) A.
         """
-        squared = vectors.square().sum(1)
+        x, y, z = vectors.unbind(1)
+        squared = x * x + y * y + z * z  # to the last digit what `LocalGraph.within` compares
         short = (squared < self.reach**2).nonzero().squeeze(1)
         key = i.to(torch.int64) * len(self.images) + j
         place, known = self._look_up(key[short])

@@ -13,6 +13,7 @@ from nvdd.runtime.model import DistributedModel
 from nvdd.specs import ForceStrategy
 from nvdd.specs.declared import spec_of
 from nvdd_lammps import hosts
+from nvdd_lammps.bond_rows import LIST_MARGIN
 from nvdd_lammps.domain import Domain
 from nvdd_lammps.ranks import AgreedError, World, check_size
 
@@ -29,7 +30,8 @@ class NVDDUnified:
 
     Attributes:
         element_types: symbols.
-        rcutfac: half of the cutoff, A: ML-IAP's cutoff is the sum of two.
+        rcutfac: half of how long LAMMPS's pairs are to be, A (ML-IAP's cutoff is the sum of two): the model's cutoff, and
+            somewhat more where its longest edges have reverse edges or bonds that it reads.
         ndescriptors, nparams: 1; nothing is tabulated.
         interface: set by LAMMPS, not used.
         domain, world: of this run, None before its first step.
@@ -58,12 +60,9 @@ class NVDDUnified:
                 f"{name} reads {', '.join(inputs)}, which LAMMPS does not have; set them as options of the model, where it has such"
             )
         neighbors = config.neighbor_config
-        if neighbors.bond_reach == neighbors.cutoff:
-            raise InputError(
-                f"{name} reads reverse edges or bonds of all its edges, up to its cutoff of {neighbors.cutoff} A, where LAMMPS may "
-                "give an edge without its reverse; use it from ASE (a NeighborConfig with a shorter bond_cutoff would do)"
-            )
-        self.rcutfac = 0.5 * neighbors.cutoff
+        # pairs are wanted before they become bonds, so that not each new one asks other ranks for its reverse
+        self._reach = max(neighbors.cutoff, (neighbors.bond_reach or 0.0) + LIST_MARGIN)
+        self.rcutfac = 0.5 * self._reach
         self.interface: Any = None
         self._begin()
 
@@ -181,7 +180,7 @@ class NVDDUnified:
         wanted = {"pair_forces"} if pair_forces else {"forces", "virial"}
         if step.wants_atom_energies:
             wanted.add("energies")
-        shares = self._model.shares(batch, graph, wanted)
+        shares = self._model.shares(batch, graph, wanted, self._reach)
         self._enter("handing over")
         factor = hosts.ENERGY_UNITS[step.units or "metal"]
         shares = {name: _in_units(value, factor) for name, value in shares.items()}

@@ -11,9 +11,10 @@ from nvdd.adapters import PythonAdapter
 from nvdd.config import StrategyKind
 from nvdd.models import chgnet_files
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
-from nvdd.models.chgnet_graph import Columns, angles, changes_all, sum_by_owner
+from nvdd.models.chgnet_graph import Columns, changes_all, sum_by_owner
 from nvdd.models.precise import Float64Table
 from nvdd.models.registry import ModelFamily
+from nvdd.models.triples import pairs_at_atoms
 from nvdd.shard_tensor import to_local
 from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, MLIPSpec, OutputKind, OutputSpec
 from nvdd.verbs import Scope, entries_at, system_sum
@@ -70,7 +71,7 @@ class CHGNetWrapper(torch.nn.Module, BaseModelMixin):
         stands_for = short[to_local(data.edge_of_bond)]
         weights = model.bond_weights_bg(model.bond_basis_expansion.rbf_expansion_bg(lengths[stands_for]))
         centre = to_local(data.receivers)[short]
-        one, other = angles(centre, data.n_atoms)
+        one, other = pairs_at_atoms(centre, data.n_atoms)
         unit = vectors[short] / lengths[short, None]
         angle = model.angle_embedding(model.angle_basis_expansion(unit[one], unit[other]))
         graph = Columns(centre[one], entries_at(data.bond_of_edge, one), entries_at(data.bond_of_edge, other))

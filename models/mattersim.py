@@ -1,28 +1,21 @@
-"""MatterSim: its wrapper, where its models come from, and its own ASE calculator."""
+"""MatterSim: its wrapper and its family. Files and calculators are in `nvdd.models.mattersim_files`."""
 
 from __future__ import annotations
 
-import copy
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nvdd.config import StrategyKind
-from nvdd.errors import InputError, MissingDependencyError
+from nvdd.models import mattersim_files
 from nvdd.models.base import BaseModelMixin, Batch, EdgeLayout, ModelConfig, ModelOutputs, NeighborConfig
-from nvdd.models.building import building
 from nvdd.models.registry import ModelFamily
+from nvdd.models.triples import pairs_at_atoms
 from nvdd.shard_tensor import to_local
 from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, MLIPSpec
 from nvdd.verbs import refresh_neighbors
 
-_INSTALL = "pip install --no-deps 'mattersim==1.2.3' and what it imports (docs/models.md), or ./dev family mattersim"
-_NAMES = {"1m": "mattersim-v1.0.0-1M", "5m": "mattersim-v1.0.0-5M"}
-_URL = "https://raw.githubusercontent.com/microsoft/mattersim/main/pretrained_models"
 _TINY = 1e-7  # by which MatterSim keeps cosines off -1 and 1, where the angle has no derivative
 
 
@@ -46,7 +39,7 @@ class MatterSimWrapper(torch.nn.Module, BaseModelMixin):
     edge_layout = EdgeLayout(sender_column=1, vector="receiver_minus_sender")
 
     def __init__(self, model: torch.nn.Module) -> None:
-        _check(model)
+        mattersim_files.check(model)
         super().__init__()
         self.model = model
         self.model_config = ModelConfig(
@@ -82,92 +75,23 @@ class MatterSimWrapper(torch.nn.Module, BaseModelMixin):
         """(T, 2) edges ij and ik, j other than k, that are no longer than the cutoff of triples."""
         short = (length.detach() <= self.model.model_args["threebody_cutoff"]).nonzero().squeeze(1)
         short = short[centre[short].argsort(stable=True)]
-        of = centre[short]
-        count = torch.bincount(of, minlength=n_atoms)
-        start = count.cumsum(0) - count
-        each = count[of]  # partners of each edge, itself among them
-        row = torch.arange(len(short), device=short.device).repeat_interleave(each)
-        place = torch.arange(len(row), device=short.device) - (each.cumsum(0) - each)[row]
-        partner = start[of][row] + place
-        other = partner != row
-        return torch.stack([short[row[other]], short[partner[other]]], 1)
+        return short[torch.stack(pairs_at_atoms(centre[short], n_atoms), 1)]
 
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec:
         """Owned rows; those of neighbours fetched before each block."""
         return SPEC_MPNN_GP if strategy is StrategyKind.GRAPH_PARTITION else SPEC_MPNN_HALO
 
 
-def _import_mattersim() -> None:
-    try:
-        import mattersim.forcefield.potential  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(f"MatterSim models need mattersim ({sys.executable}; {error}): {_INSTALL}") from error
-
-
-def _check(model: Any) -> None:
-    _import_mattersim()
-    from mattersim.forcefield.m3gnet.m3gnet import M3Gnet
-
-    if not isinstance(model, M3Gnet):
-        name = f"{type(model).__module__}.{type(model).__name__}"
-        raise InputError(f"nvdd's MatterSim wrapper needs an eager M3Gnet of mattersim, not a {name}")
-    if type(model).forward is not M3Gnet.forward:
-        raise InputError(f"{type(model).__name__} has a forward of its own, which nvdd doesn't know; give it an M3Gnet")
-
-
 # --- family -------------------------------------------------------------------------------------------------
 
 
-def _model(arguments: dict[str, Any]) -> torch.nn.Module:
-    from mattersim.forcefield.m3gnet.m3gnet import M3Gnet
-
-    with building(torch.float32):
-        return M3Gnet(device="cpu", **arguments)
-
-
-def _load(checkpoint: str | None) -> torch.nn.Module:
-    _import_mattersim()
-    if checkpoint is None:
-        raise InputError(f"'mattersim' needs a model: mattersim:FILE, or mattersim: and one of {', '.join(_NAMES.values())}")
-    path = Path(checkpoint).expanduser()
-    if not path.is_file():
-        name = next((n for n in _NAMES.values() if checkpoint.lower().removesuffix(".pth") == n.lower()), None)
-        if name is None:
-            raise InputError(
-                f"no MatterSim checkpoint file {checkpoint!r} (working directory {os.getcwd()}), and no pretrained model of that "
-                f"name; names: {', '.join(_NAMES.values())}"
-            )
-        path = Path("~/.local/mattersim/pretrained_models").expanduser() / f"{name}.pth"
-        if not path.is_file():
-            raise InputError(
-                f"the weights of {name!r} are not on this machine, and nvdd downloads nothing: get {_URL}/{name}.pth and put it "
-                f"at {path}"
-            )
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        model = _model(content["model_args"])
-        model.load_state_dict(content["model"])
-    except Exception as error:  # whatever a file of another kind leads to
-        raise InputError(f"{path} can't be read as a MatterSim checkpoint: {type(error).__name__}: {error}") from error
-    return model
-
-
 def _build(checkpoint: str | None, *, dtype: torch.dtype | None = None) -> MatterSimWrapper:
-    return MatterSimWrapper(_load(checkpoint)).to(dtype).eval().requires_grad_(False)
+    return MatterSimWrapper(mattersim_files.load(checkpoint)).to(dtype).eval().requires_grad_(False)
 
 
 def _from_calculator(calc: Any) -> MatterSimWrapper | None:
-    """A wrapper around a copy of the model of a ``MatterSimCalculator``; None for another one."""
-    theirs = sys.modules.get("mattersim.forcefield.potential")  # not imported: then calc is not theirs
-    if theirs is None or not isinstance(calc, theirs.MatterSimCalculator):
-        return None
-    if type(calc).calculate is not theirs.MatterSimCalculator.calculate:
-        return None  # a subclass with physics of its own
-    from ase.units import GPa
-
-    if calc.stress_weight != GPa:
-        raise InputError(f"this MatterSimCalculator has stress_weight={calc.stress_weight}; nvdd's stress is eV/A^3: leave it out")
-    return MatterSimWrapper(copy.deepcopy(calc.potential.model)).eval().requires_grad_(False)
+    module = mattersim_files.module_of_calculator(calc)
+    return None if module is None else MatterSimWrapper(module).eval().requires_grad_(False)
 
 
 def _configuration(wrapper: MatterSimWrapper) -> dict[str, Any]:
@@ -175,18 +99,18 @@ def _configuration(wrapper: MatterSimWrapper) -> dict[str, Any]:
 
 
 def _rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> MatterSimWrapper:
-    _import_mattersim()
-    return MatterSimWrapper(_model(configuration)).to(dtype)
+    mattersim_files.import_mattersim()
+    return MatterSimWrapper(mattersim_files.build_model(configuration)).to(dtype)
 
 
 FAMILY = ModelFamily(
     name="mattersim",
     description="MatterSim, M3GNet for 94 elements (weights are downloaded by mattersim)",
     build=_build,
-    checkpoints=tuple(_NAMES.values()),
+    checkpoints=tuple(mattersim_files.NAMES.values()),
     options={},
     package="mattersim",
-    install=_INSTALL,
+    install=mattersim_files.INSTALL,
     licence="package MIT; weights as their authors state",
     from_calculator=_from_calculator,
     configuration=_configuration,

@@ -11,13 +11,11 @@ from nvdd.config import StrategyKind
 from nvdd.errors import InputError
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.pet_files import INSTALL, Description, build_backend, describe, load_file
+from nvdd.models.pet_table import EdgeTable
 from nvdd.models.precise import Float64Table
 from nvdd.models.registry import ModelFamily
 from nvdd.shard_tensor import to_local
 from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, MLIPSpec
-from nvdd.verbs import refresh_neighbors
-
-_TINY = 1e-15  # what PET adds to distances
 
 
 class PETWrapper(torch.nn.Module, BaseModelMixin):
@@ -68,7 +66,7 @@ class PETWrapper(torch.nn.Module, BaseModelMixin):
 
     def forward(self, data: Batch) -> ModelOutputs:
         """Energies (n_atoms,) in eV, float64."""
-        table = _Table(self, data)
+        table = EdgeTable(self, data)
         feedforward = self.backend.featurizer_type == "feedforward"
         nodes, edges = self._feedforward(table) if feedforward else self._residual(table)
         target = self.description.target
@@ -77,14 +75,14 @@ class PETWrapper(torch.nn.Module, BaseModelMixin):
         numbers = to_local(data.atomic_numbers)
         return ModelOutputs(energies=energies * self.scales(numbers) + self.shifts(numbers))
 
-    def _layer(self, layer: torch.nn.Module, nodes: Tensor, edges: Tensor, table: _Table) -> tuple[Tensor, Tensor]:
+    def _layer(self, layer: torch.nn.Module, nodes: Tensor, edges: Tensor, table: EdgeTable) -> tuple[Tensor, Tensor]:
         i = table.inputs
         return layer(
             nodes, edges, i["element_indices_neighbors"], i["edge_vectors"], i["padding_mask"], i["edge_distances"],
             i["cutoff_factors"], self.training,
         )  # fmt: skip
 
-    def _feedforward(self, table: _Table) -> tuple[list[Tensor], list[Tensor]]:
+    def _feedforward(self, table: EdgeTable) -> tuple[list[Tensor], list[Tensor]]:
         """Features of the last layer; forward and reverse messages are mixed by a network."""
         b = self.backend
         nodes = b.node_embedders[0](table.inputs["element_indices_nodes"])
@@ -94,7 +92,7 @@ class PETWrapper(torch.nn.Module, BaseModelMixin):
             edges = edges + messages + mix(norm(torch.cat([messages, table.reversed(messages)], -1)))
         return [nodes], [edges]
 
-    def _residual(self, table: _Table) -> tuple[list[Tensor], list[Tensor]]:
+    def _residual(self, table: EdgeTable) -> tuple[list[Tensor], list[Tensor]]:
         """Features of all layers; edges become the mean of what they were and of the reverse message."""
         b, nodes, edges = self.backend, [], []
         current = b.edge_embedder(table.inputs["element_indices_neighbors"])
@@ -109,63 +107,6 @@ class PETWrapper(torch.nn.Module, BaseModelMixin):
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec:
         """Owned rows; messages of reverse edges fetched."""
         return SPEC_MPNN_GP if strategy is StrategyKind.GRAPH_PARTITION else SPEC_MPNN_HALO
-
-
-class _Table:
-    """The edges of each atom in a dense table (n_atoms, most edges of an atom), as PET's transformers take them.
-
-    Attributes:
-        inputs: PET's tensors by name.
-    """
-
-    def __init__(self, wrapper: PETWrapper, data: Batch) -> None:
-        from metatrain.pet.modules import nef, utilities
-
-        backend, n = wrapper.backend, data.n_atoms
-        centre, vectors = to_local(data.receivers), to_local(data.edge_vectors).to(wrapper.dtype)
-        distance = torch.linalg.vector_norm(vectors, dim=1) + _TINY
-        cutoffs = self._cutoffs(wrapper, data, centre, distance)
-        self._kept = (distance <= cutoffs).nonzero().squeeze(1)  # an edge and its reverse alike
-        self._reverse, self._n_edges = data.reverse_edges, len(centre)
-        self._centre = centre[self._kept]
-        count = torch.bincount(self._centre, minlength=n)
-        width = int(count.max()) if n else 0
-        rows, self._place, mask = nef.get_nef_indices(self._centre, count, width)
-        self._shape = (n, width)
-        dense = lambda x: nef.edge_array_to_nef(x[self._kept], rows)  # also of no edges, that gradients are exchanged
-        function = {"bump": utilities.cutoff_func_bump, "cosine": utilities.cutoff_func_cosine}
-        factors = function[backend.cutoff_function.lower()](distance, cutoffs, backend.cutoff_width)
-        species = backend.species_to_species_index
-        vectors = dense(vectors)
-        self.inputs = {
-            "element_indices_nodes": species[to_local(data.atomic_numbers)],
-            "element_indices_neighbors": dense(species[to_local(data.atomic_numbers[data.senders])]),
-            "edge_vectors": vectors,
-            "edge_distances": torch.sqrt((vectors**2).sum(2) + _TINY),
-            "padding_mask": mask,
-            "cutoff_factors": torch.where(mask, dense(factors), 0.0),
-        }
-
-    @staticmethod
-    def _cutoffs(wrapper: PETWrapper, data: Batch, centre: Tensor, distance: Tensor) -> Tensor:
-        """(E,) A: the model's cutoff, or the mean of those that the two atoms have by their numbers of neighbours."""
-        from metatrain.pet.modules import adaptive_cutoff
-
-        backend = wrapper.backend
-        if backend.num_neighbors_adaptive is None:
-            return torch.full_like(distance, backend.cutoff)
-        find = getattr(adaptive_cutoff, f"get_adaptive_cutoffs_{backend.adaptive_cutoff_method.lower()}")
-        width = wrapper.description.hypers["cutoff_width_adaptive"]
-        own = find(centre, distance, backend.num_neighbors_adaptive, data.n_atoms, backend.cutoff, cutoff_width=width)
-        padded = to_local(refresh_neighbors(own, pad=True))
-        return (own[centre] + padded[to_local(data.senders)]) / 2.0
-
-    def reversed(self, messages: Tensor) -> Tensor:
-        """(n_atoms, width, d) the message of the reverse of each edge; zeros where there is no edge."""
-        of_edges = messages.new_zeros(self._n_edges, messages.shape[2])
-        of_edges = of_edges.index_copy(0, self._kept, messages[self._centre, self._place])
-        theirs = to_local(of_edges[self._reverse])[self._kept]
-        return messages.new_zeros(*self._shape, messages.shape[2]).index_put((self._centre, self._place), theirs)
 
 
 # --- family -------------------------------------------------------------------------------------------------

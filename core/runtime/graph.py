@@ -147,6 +147,8 @@ class LocalGraph:
         x, y, z = self.vectors.detach().unbind(1)
         squared = x * x + y * y + z * z
         mask = squared < cutoff**2
+        if bonds is not None and bonds >= cutoff and self.edge_rows.at is not None:
+            mask &= torch.zeros_like(mask).index_fill(0, self.edge_rows.at, True)  # lacks its reverse by rounding
         kept = mask.nonzero().squeeze(1)
         near = kept if self.near is None else self.near.index_select(0, kept)
         return LocalGraph(

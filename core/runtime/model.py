@@ -194,13 +194,16 @@ class DistributedModel:
             self._phase(None)
             return DistributedOutputs(graph.topology.ids, values, graph.topology.plan.n_halo, graph.receiver.shape[0])
 
-    def shares(self, batch: Batch, graph: LocalGraph, outputs: Iterable[str]) -> dict[str, Tensor]:
+    def shares(
+        self, batch: Batch, graph: LocalGraph, outputs: Iterable[str], reach: float | None = None
+    ) -> dict[str, Tensor]:
         """What this rank contributes, of a graph that was made elsewhere; sums over ranks are left to the caller.
 
         Args:
             batch: inputs of this rank's rows, ``[owned | halo]``; ``graph.topology.rows`` are their numbers.
             graph: the edges of this rank, and its exchange plan. Every rank calls at once.
             outputs: names of what to compute.
+            reach: how long its edges are, A, where that is more than the model's cutoff.
 
         Returns:
             Of ``energy`` (1,) eV and ``virial`` (1, 3, 3) eV this rank's share; ``energies`` (n_counted,) eV and
@@ -218,7 +221,8 @@ class DistributedModel:
             for block in self.blocks:
                 key = (block.cutoff, block.bonds)
                 if key not in within:
-                    within[key] = graph if self._sees_all(block) else graph.within(*key)
+                    whole = self._sees_all(block) and reach in (None, block.cutoff)
+                    within[key] = graph if whole else graph.within(*key)
             graphs = [within[block.cutoff, block.bonds] for block in self.blocks]
             passes = self._evaluate(batch, graphs, wanted, create_graph=False)
             try:

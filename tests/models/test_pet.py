@@ -29,15 +29,8 @@ test_envelope_adaptive = families.envelope_test("pet-adaptive")
 test_stress = families.stress_test("pet")
 test_cli = families.cli_test("pet")
 test_ase = families.ase_test("pet")
-
-
-def test_lammps_is_refused(tmp_path):
-    """LAMMPS's subdomains have no rows of reverse edges as long as the cutoff."""
-    from nvdd_lammps import export_model
-
-    model, options = family_pet.CASES["pet"].write(tmp_path)
-    with pytest.raises(InputError, match=r"reads reverse edges or bonds, which is not available from LAMMPS"):
-        export_model(model, tmp_path / "model.nvdd", options=options)
+test_lammps = families.lammps_test("pet")
+test_lammps_adaptive = families.lammps_test("pet-adaptive", ranks=(2,))
 
 
 def test_rebuilt_from_its_description():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -158,6 +159,23 @@ def test_bonds_are_found_again_when_a_far_pair_comes_near():
         for name in ("at", "reverse", "first", "bond_of_edge", "edge_of_bond"):
             assert torch.equal(getattr(found, name), getattr(afresh, name)), name
         torch.testing.assert_close(vectors[found.at][found.reverse], -vectors[found.at], rtol=0, atol=1e-12)
+
+
+def test_an_edge_without_its_reverse_is_none():
+    """At the very end of the cutoff ghosts are nearer at one end than at the other, by rounding."""
+    step = plugin(subdomain())
+    i, j, vectors = (torch.from_numpy(np.array(a)) for a in step.pairs())
+    length = vectors.norm(dim=1)
+    one = int((length - 2.0).abs().argmin())
+    cutoff = float(length[one]) * (1 + 1e-14)  # both of the pair are inside, by little
+    domain = Domain(Communicator(None), [18, 10], positions=False, charges=(), bonds=cutoff)
+    _, graph = domain.update(step)
+    for factor, lost in ((1.0, 0), (1 + 1e-13, 1)):
+        vectors[one] *= factor
+        rows = domain._bond_rows.update(i, j, graph.pair, vectors)
+        edges = replace(graph, vectors=vectors, edge_rows=rows).within(cutoff, cutoff)
+        assert len(edges.vectors) == int((vectors.norm(dim=1) < cutoff).sum()) - lost > 0
+        torch.testing.assert_close(edges.vectors[edges.edge_rows.reverse], -edges.vectors, rtol=0, atol=1e-11)
 
 
 def test_bonds_need_to_know_images(domain):

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import bond_models
 import parity
 from lammps_data import Case, evaluate, structure, wrapper
 from lammps_models import Charged
 from nvdd import Batch, DistributedModel
 from nvdd.errors import InputError
 from nvdd_lammps import NVDDUnified, hosts
+from nvdd_lammps.bond_rows import LIST_MARGIN
 
 RANKS = (1, 2, 3)
 NULL = (0, 3, 7)
@@ -43,6 +45,10 @@ CASES = {
     "bonds tiny cell": Case("toy:bonds", "tiny cell", standard=True),
     "bonds gas": Case("toy:bonds", "gas", standard=True),
     "bonds python": Case("toy:bonds", "triclinic", host="python", standard=True),
+    "reverse edges": Case("toy:reverse", "triclinic", standard=True, far=2.0),
+    "reverse edges tiny cell": Case("toy:reverse", "tiny cell", standard=True),
+    "reverse edges gas": Case("toy:reverse", "gas", standard=True),
+    "reverse edges python": Case("toy:reverse", "triclinic", host="python", standard=True),
     "charges": Case("toy:charged", "triclinic", options={"charges": np.random.default_rng(0).uniform(-1, 1, 48).tolist()}),
 }  # fmt: skip
 EXCHANGES = {"lj": 1, "mace-zbl": 5, "mace-3-layers": 5}  # species of senders; a fetch and a fold for each later layer
@@ -144,7 +150,10 @@ def test_refused_when_loaded():
     assert NVDDUnified(model, {"elements": ["Ar"]}).element_types == ["Ar"]
     with pytest.raises(ValueError, match=r"optional_inputs \['q'\] are not among node_inputs and system_inputs"):
         replace(model.model_config, optional_inputs=frozenset({"q"}))
-    config = parity.wrapper("lj").model_config
-    model.model_config = replace(config, neighbor_config=replace(config.neighbor_config, bonds=True))
-    with pytest.raises(InputError, match=r"reverse edges or bonds of all its edges, up to its cutoff of 8.5 A"):
-        NVDDUnified(model, {"elements": ["Ar"]})
+
+
+def test_pairs_longer_than_the_cutoff():
+    """Where the longest edges have reverses, LAMMPS is asked for pairs before they are edges; else for edges alone."""
+    reach = lambda model: 2 * NVDDUnified(model, {"elements": ["Ar"]}).rcutfac
+    assert reach(bond_models.ReverseEdges()) == bond_models.CUTOFF + LIST_MARGIN
+    assert reach(bond_models.ShortBonds()) == bond_models.CUTOFF > bond_models.SHORT + LIST_MARGIN

@@ -1,4 +1,4 @@
-"""TensorNet of matgl with random weights, in float64 and as matgl makes it."""
+"""TensorNet, M3GNet and CHGNet of matgl with random weights, in float64."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ import torch
 import chgnet_reference
 from families import Case
 from nvdd.models.building import building
-from nvdd.models.matgl import TensorNetWrapper
+from nvdd.models.matgl import wrap
 
 TYPES = ("Si", "O", "H")
+CHGNET = {"num_blocks": 3, "cutoff": 4.5, "threebody_cutoff": 3.2, "max_n": 5, "atom_conv_hidden_dims": (8,), "bond_conv_hidden_dims": (8,),
+          "final_hidden_dims": (8,), "dim_atom_embedding": 8, "dim_bond_embedding": 7, "dim_angle_embedding": 6}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "matgl": {"nblocks": 2, "units": 16, "num_rbf": 8, "cutoff": 4.5},
     "matgl-SO(3)": {"nblocks": 1, "units": 8, "cutoff": 4.0, "rbf_type": "SphericalBessel", "use_smooth": True,
                     "equivariance_invariance_group": "SO(3)"},
+    "matgl-M3GNet": {"network": "M3GNet", "nblocks": 2, "units": 8, "dim_node_embedding": 8, "dim_edge_embedding": 6,
+                     "cutoff": 4.5, "threebody_cutoff": 3.5},
+    "matgl-M3GNet-smooth": {"network": "M3GNet", "nblocks": 2, "units": 8, "dim_node_embedding": 8, "dim_edge_embedding": 6,
+                            "cutoff": 4.5, "threebody_cutoff": 3.5, "use_smooth": True, "use_phi": True},
+    "matgl-CHGNet": {**CHGNET, "network": "CHGNet"},
+    "matgl-CHGNet-norms": {**CHGNET, "network": "CHGNet", "normalization": "layer", "bond_update_hidden_dims": (6,)},
+    "matgl-CHGNet-pairs": {**CHGNET, "network": "CHGNet", "threebody_cutoff": 0.0, "bond_update_hidden_dims": (6,)},
 }  # fmt: skip
 
 
@@ -40,13 +49,17 @@ def double() -> Iterator[None]:
 @cache
 def potential(name: str) -> torch.nn.Module:
     """Not to be changed. Without Warp kernels, which compute in float32 here and there."""
+    import matgl.models
     from matgl.apps.pes import Potential
-    from matgl.models import TensorNet
 
+    arguments = {"network": "TensorNet", **CONFIGS[name]}
+    network = arguments.pop("network")
+    kernels = {"use_warp": False} if network == "TensorNet" else {}
     with building(torch.float32):
         torch.manual_seed(3)
-        model = TensorNet(element_types=TYPES, is_intensive=False, use_warp=False, **CONFIGS[name])
-        return Potential(model, data_std=700.0, element_refs=[-3.5, -2.25, -0.5], calc_stresses=True).double().eval()
+        model = getattr(matgl.models, network)(element_types=TYPES, is_intensive=False, **kernels, **arguments)
+        more = {"data_std": 700.0, "element_refs": [-3.5, -2.25, -0.5], "calc_magmom": network == "CHGNet"}
+        return Potential(model, calc_stresses=True, **more).double().eval()
 
 
 def calculator(name: str) -> Any:
@@ -68,10 +81,19 @@ def make_case(name: str, n_exchanges: int, layers: int) -> Case:
         return f"matgl:{folder / 'potential'}", {}
 
     return Case(
-        lambda: TensorNetWrapper(potential(name)).requires_grad_(False), lambda: calculator(name), write,
+        lambda: wrap(potential(name)).requires_grad_(False), lambda: calculator(name), write,
         {"halo": n_exchanges, "graph": n_exchanges}, layers, atomic=False,
     )  # fmt: skip
 
 
-# species, then three parts of the tensors in each layer with their gradients; forces
-CASES = {"matgl": make_case("matgl", 14, 2), "matgl-SO(3)": make_case("matgl-SO(3)", 8, 1)}
+# of a TensorNet species, then three parts of the tensors in each layer with their gradients; forces
+# M3GNet: features in each block, their gradients; forces. CHGNet: the same, and bonds' features between layers
+CASES = {
+    "matgl": make_case("matgl", 14, 2),
+    "matgl-SO(3)": make_case("matgl-SO(3)", 8, 1),
+    "matgl-M3GNet": make_case("matgl-M3GNet", 4, 2),
+    "matgl-M3GNet-smooth": make_case("matgl-M3GNet-smooth", 4, 2),
+    "matgl-CHGNet": make_case("matgl-CHGNet", 10, 3),
+    "matgl-CHGNet-norms": make_case("matgl-CHGNet-norms", 10, 3),
+    "matgl-CHGNet-pairs": make_case("matgl-CHGNet-pairs", 6, 3),
+}

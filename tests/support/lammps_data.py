@@ -246,8 +246,8 @@ class Case:
     """One model on one structure in one host.
 
     Attributes:
-        model: a name of parity.py, or ``"toy:name"`` of toys.py, ``"toy:charged"`` of lammps_models.py, ``"toy:bonds"`` of
-            bond_models.py.
+        model: a name of parity.py, or ``"toy:name"`` of toys.py, ``"toy:charged"`` of lammps_models.py, ``"toy:bonds"`` and
+            ``"toy:reverse"`` of bond_models.py.
         structure: a name of parity.py; or ``"nothing"``.
         host: ``"plugin"``, ``"python"`` or ``"kokkos"``.
         null: see `Subdomain`.
@@ -299,12 +299,12 @@ def wrapper(name: str) -> Any:
     """The model of a case."""
     import parity
     import toys
-    from bond_models import ShortBonds
+    from bond_models import ReverseEdges, ShortBonds
     from lammps_models import Charged
 
     kind, _, rest = name.partition(":")
-    if rest == "bonds":
-        return ShortBonds()
+    if rest in ("bonds", "reverse"):
+        return ShortBonds() if rest == "bonds" else ReverseEdges()
     return Charged() if rest == "charged" else toys.toy(rest) if kind == "toy" else parity.wrapper(name)
 
 
