@@ -62,6 +62,11 @@ def calibrate(
         few = ranks.call("trace", {"batch": smallest, "domain": domain})
         pair = ranks.call("trace", {"batch": largest, "domain": domain, "count": 1})
         network = _network(ranks, f"2 ranks over {ranks.backend} on this machine")
+    if not any(rows for _, _, rows in pair[0]["exchanges"]):
+        raise InputError(
+            f"two ranks read no rows of each other in a piece of {largest.n_atoms} atoms, so that nothing is known of messages; "
+            "plan for a structure whose atoms have neighbours"
+        )
     times = lambda steps: Cost.fit([(s["owned"], s["edges"], s["seconds"]) for s in steps], with_floor=True)
     memory = Cost.fit([(s["owned"], s["edges"], s["bytes"]) for s in alone])
     found = Calibration(

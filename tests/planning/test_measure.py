@@ -6,8 +6,10 @@ import functools
 import platform
 
 import pytest
+from ase import Atoms
 from ase.build import bulk
 
+from nvdd.errors import InputError
 from nvdd.models import load
 from nvdd.planning import measure
 from nvdd.planning.calibration import Calibration
@@ -49,6 +51,13 @@ def test_memory_is_linear_to_the_byte(of_lj):
 def test_densities_differ_so_that_edges_are_told_from_atoms(of_lj):
     per_atom = {edges / atoms for atoms, edges, *_ in of_lj.samples}
     assert max(per_atom) > 1.2 * min(per_atom)
+
+
+def test_atoms_without_neighbours_are_refused(monkeypatch):
+    monkeypatch.setattr(measure, "_SPEND", 0.01)
+    gas = Atoms("Ar4", [[30.0 * i, 0, 0] for i in range(4)])
+    with pytest.raises(InputError, match="two ranks read no rows of each other in a piece of 4 atoms"):
+        calibrate(functools.partial(load, "lj", **OPTIONS), gas)
 
 
 def test_time_and_messages_are_positive(of_lj):
