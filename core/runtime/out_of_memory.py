@@ -17,7 +17,7 @@ from nvdd.config import DomainConfig
 _TOLD = ("can't allocate memory", "not enough memory", "out of memory", "alloc_failed")
 _ASKED = re.compile(r"allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_SAVERS = ("max_edges_per_chunk", "checkpoint")  # options that take time for memory
+_SAVERS = ("max_edges_per_chunk", "recompute")  # options that take time for memory
 _MARGIN = 0.9  # of a rank's memory that can be filled
 
 
