@@ -19,22 +19,23 @@ pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
 # combined otherwise than by a sum over an index with one entry for each edge, or changed in place in between
 NOT_SUMS = ("masked", *(f"messages, {n}" for n in toys.SCATTERS if any(w in n for w in ("mean", "amax", "repeated"))))
 IN_PLACE = ("fields",)
-NAMES = [n for n in toys.TOYS if not n.startswith("own vectors") and n not in (*NOT_SUMS, *IN_PLACE)]
-CHUNKS = [(1, "several"), (2, "triclinic"), (3, "gas")]
+ALL = tuple(n for n in toys.TOYS if not n.startswith("own vectors"))  # those that tests/runtime/test_toys.py evaluates
+NAMES = [n for n in ALL if n not in (*NOT_SUMS, *IN_PLACE)]
+CHUNKS = [(1, "several", "halo_fetch"), (2, "triclinic", "halo_correction")]
+CHUNKS += [pytest.param(3, "several", "halo_fetch", marks=pytest.mark.slow)]  # one more number of ranks, half a minute
 
 
 def in_chunks(comm, names, structure, policy):
     """Runs on each rank."""
-    return toys.on_rank(comm, names, structure, policy, max_edges_per_chunk=23)
+    return toys.on_rank(comm, names, structure, policy, max_edges_per_chunk=60)
 
 
-@pytest.mark.parametrize(("world_size", "structure"), CHUNKS)
-@pytest.mark.parametrize("policy", toys.POLICIES)
-def test_small_models_of_every_kind(ranks, world_size, structure, policy):
+@pytest.mark.parametrize(("world_size", "structure", "policy"), CHUNKS)
+def test_small_models_of_every_kind(ranks, evaluated_toys, world_size, structure, policy):
     parts = ranks.run(world_size, in_chunks, NAMES, structure, policy)
-    whole = ranks.run(world_size, toys.on_rank, NAMES, structure, policy)
     for name in NAMES:
         toys.assert_equal(parts, name, structure)
+        whole = evaluated_toys(ALL, world_size, structure, policy, name)
         assert [p[name]["sites"] for p in parts] == [p[name]["sites"] for p in whole], "chunks must not exchange anything"
 
 

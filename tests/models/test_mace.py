@@ -130,7 +130,8 @@ def test_says_what_it_needs():
     assert config.elements == {8, 14} and config.neighbor_config.cutoff == 4.5
     assert config.node_inputs == config.system_inputs == frozenset()
     assert wrapper.edge_layout.sender_column == 0 and wrapper.edge_layout.sign == -1
-    assert wrapper.distribution_spec() is SPEC_MPNN_HALO
+    spec = wrapper.distribution_spec()
+    assert spec.distribution is SPEC_MPNN_HALO.distribution and {a.kind for a in spec.adapters} == {"edges"}
     assert wrapper.dtype == torch.float64
 
 

@@ -155,7 +155,8 @@ def test_says_what_it_needs():
     assert len(config.elements) == 89 and {1, 8, 14, 94} <= config.elements and 86 not in config.elements
     assert config.neighbor_config.cutoff == 5.0
     assert wrapper.edge_layout.sender_column == 1 and wrapper.edge_layout.sign == 1
-    assert wrapper.distribution_spec() is SPEC_MPNN_HALO
+    spec = wrapper.distribution_spec()
+    assert spec.distribution is SPEC_MPNN_HALO.distribution and {a.kind for a in spec.adapters} == {"edges"}
     assert wrapper.dtype == torch.float32
 
 

@@ -170,7 +170,8 @@ def test_presets():
     from nvdd.specs.declared import spec_of
 
     mace, lj = parity.wrapper("mace"), parity.wrapper("lj")
-    assert mace.distribution_spec(StrategyKind.GRAPH_PARTITION) is SPEC_MPNN_GP
+    spec = mace.distribution_spec(StrategyKind.GRAPH_PARTITION)
+    assert spec.distribution is SPEC_MPNN_GP.distribution and {a.kind for a in spec.adapters} == {"edges"}
     assert isinstance(mace.distribution_spec().distribution.policy, HaloStoragePolicy)
     of_lj = laid_out(spec_of(lj, StrategyKind.GRAPH_PARTITION), StrategyKind.GRAPH_PARTITION)
     assert of_lj == lj.distribution_spec().with_policy(GraphParallelPolicy())
