@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 benchmarks/strategies.py
     python benchmarks/strategies.py --count 2,4,8 --cells 8x8x8      # rows alone, no model and no ranks
+    python benchmarks/strategies.py --count 4 --cells 2x2x2 --systems 6  # of a batch of six
     torchrun --nproc-per-node 2 benchmarks/strategies.py --device cuda --cells 4x4x4,7x8x8 --hidden 128x0e+128x1o
 
 MACE of `mace_scaling.py` (2 layers, r_max 6 A, random weights). "shuffled" is the same crystal with atoms listed in random
@@ -58,19 +59,22 @@ def count(arguments) -> None:
     print(f"{'system':>9} {'atoms':>6} {'ranks':>5} {'strategy':>14} {'most owned':>10} {'most read':>9}")
     for text in arguments.cells.split(","):
         for name, atoms in systems(text):
-            x, cell, pbc = atoms.positions, atoms.cell.array, np.array(atoms.pbc)
-            edges = edges_within(x, cell, pbc, 6.5)
+            n_atoms, k = len(atoms), arguments.systems
+            cell, pbc = np.tile(atoms.cell.array, (k, 1, 1)), np.tile(np.array(atoms.pbc), (k, 1))
+            edges = edges_within(atoms.positions, atoms.cell.array, np.array(atoms.pbc), 6.5)
+            first = n_atoms * np.arange(k)[:, None]  # copies of one system, one after the other
+            receiver, sender = (first + edges.receiver).ravel(), (first + edges.sender).ravel()
+            members, total = [f + np.arange(n_atoms) for f in first[:, 0]], k * n_atoms
             for n in (int(n) for n in arguments.count.split(",")):
                 partitioners = SpatialPartitioner(n), IndexPartitioner(n, "curve"), IndexPartitioner(n, "blocks")
                 for strategy, partitioner in zip(STRATEGIES, partitioners, strict=True):
-                    owner = partitioner.divide(x, cell[None], pbc[None], [np.arange(len(x))])
+                    owner = partitioner.divide(np.tile(atoms.positions, (k, 1)), cell, pbc, members)
                     owned = np.bincount(owner, minlength=n)
-                    pairs = np.unique(owner[edges.receiver] * len(x) + edges.sender)
-                    reader, sender = np.divmod(pairs, len(x))
-                    read = np.bincount(reader[owner[sender] != reader], minlength=n)
+                    reader, of = np.divmod(np.unique(owner[receiver] * total + sender), total)
+                    read = np.bincount(reader[owner[of] != reader], minlength=n)
                     if getattr(partitioner, "reads_all", False):
-                        read = len(x) - owned
-                    print(f"{name:>9} {len(x):6d} {n:5d} {strategy:>14} {owned.max():10d} {read.max():9d}", flush=True)
+                        read = total - owned
+                    print(f"{name:>9} {total:6d} {n:5d} {strategy:>14} {owned.max():10d} {read.max():9d}", flush=True)
 
 
 def main() -> None:
@@ -80,6 +84,7 @@ def main() -> None:
     parser.add_argument("--hidden", default="16x0e+16x1o")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--count", help="numbers of ranks for which to count rows in one process, for example 2,4,8")
+    parser.add_argument("--systems", type=int, default=1, help="with --count, copies of the system in one batch")
     arguments = parser.parse_args()
     if arguments.count:
         count(arguments)

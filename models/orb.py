@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,13 +13,12 @@ from nvdd.config import StrategyKind
 from nvdd.errors import InputError
 from nvdd.handlers.count import rows_per_system
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
-from nvdd.models.orb_files import INSTALL, PRETRAINED, build_model, import_orb, load_file
+from nvdd.models.orb_files import INSTALL, PRETRAINED, build_model, load_file
+from nvdd.models.orb_neighbors import nearest
+from nvdd.models.orb_parts import check, fixed_inputs, module_of_calculator
 from nvdd.models.registry import ModelFamily
-from nvdd.shard_tensor import ShardTensor, like, to_local
 from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, ForceStrategy, MLIPSpec, OutputKind, OutputSpec
 
-_SAME = 1e-9  # A; distances and components nearer than this are equal where neighbours are chosen
-_HEADS = ("energy", "forces", "stress", "confidence")
 _VOIGT = [[0, 5, 4], [5, 1, 3], [4, 3, 2]]
 
 
@@ -60,9 +57,9 @@ class OrbWrapper(torch.nn.Module, BaseModelMixin):
         spin: float | None = None,
     ) -> None:
         super().__init__()
-        self.conservative = _check(model)
+        self.conservative = check(model)
         self.model = model
-        self.fixed = _fixed(model, charge=charge, spin=spin)
+        self.fixed = fixed_inputs(model, charge=charge, spin=spin)
         self.max_num_neighbors = int(max_num_neighbors or model.system_config.max_num_neighbors)
         self.architecture: dict[str, Any] | None = None
         outputs = {"energy", "forces", *model.heads} | ({"stress", "stresses"} if self.conservative else set())
@@ -95,7 +92,7 @@ class OrbWrapper(torch.nn.Module, BaseModelMixin):
         """Orb's ``AtomGraphs``, whose senders are centres and receivers their neighbours."""
         from orb_models.forcefield.base import AtomGraphs
 
-        edge_index, vectors = self._nearest(data)
+        edge_index, vectors = nearest(data, self.max_num_neighbors, self.dtype)
         centres, neighbours = edge_index[0], edge_index[1]
         one_hot = torch.nn.functional.one_hot(data.atomic_numbers, num_classes=118).to(self.dtype)
         systems = {"cell": data.cell} if not self.conservative else {}
@@ -125,28 +122,6 @@ class OrbWrapper(torch.nn.Module, BaseModelMixin):
             )
         return data.system_fields[name].reshape(-1).to(self.dtype)
 
-    def _nearest(self, data: Batch) -> tuple[Tensor, Tensor]:
-        """The edge index (2, E') and vectors (E', 3) of the nearest neighbours of each atom.
-
-        Where the last of them is one of several at the same distance, the choice is by direction: the same on every rank
-        and in any order of atoms.
-        """
-        edge_index, vectors = data.edge_index, data.edge_vectors.to(self.dtype)
-        centres = to_local(data.receivers)
-        counts = torch.bincount(centres, minlength=1)
-        if not len(centres) or int(counts.max()) <= self.max_num_neighbors:
-            return edge_index, vectors
-        v = to_local(vectors).detach().double()
-        order = torch.arange(len(centres), device=centres.device)
-        for key in (*(v / _SAME).round().unbind(1), (v.norm(dim=1) / _SAME).round(), centres):
-            order = order[key[order].argsort(stable=True)]
-        first = counts.cumsum(0) - counts
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device) - first[centres[order]]
-        near = place < self.max_num_neighbors
-        near = like(near, vectors) if isinstance(vectors, ShardTensor) else near
-        return edge_index[:, near], vectors[near]
-
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec:
         """Owned rows; remote ones fetched where neighbours are read, and folded where messages are summed at them."""
         spec = SPEC_MPNN_GP if strategy is StrategyKind.GRAPH_PARTITION else SPEC_MPNN_HALO
@@ -165,46 +140,6 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _fixed(model: Any, **given: Any) -> dict[str, float | None]:
-    """Charge and spin as given, of a model that reads them; else nothing."""
-    if model.model.conditioner is not None:
-        try:
-            return {name: None if value is None else float(value) for name, value in given.items()}
-        except (TypeError, ValueError) as error:
-            raise InputError(f"orb: charge and spin must be numbers: {error}") from None
-    for name, value in given.items():
-        if value is not None:
-            raise InputError(f"{name}={value!r} was given, but this Orb model does not read charge and spin")
-    return {}
-
-
-def _check(model: Any) -> bool:
-    """Whether the model is conservative; raises InputError for one that can't be used."""
-    import_orb()
-    from orb_models.forcefield.conservative_regressor import ConservativeForcefieldRegressor
-    from orb_models.forcefield.direct_regressor import DirectForcefieldRegressor
-    from orb_models.forcefield.nn_util import ChargeSpinConditioner
-
-    if not isinstance(model, (ConservativeForcefieldRegressor, DirectForcefieldRegressor)):
-        name = f"{type(model).__module__}.{type(model).__name__}"
-        raise InputError(
-            f"nvdd's Orb wrapper needs a ConservativeForcefieldRegressor or DirectForcefieldRegressor of orb-models, not a {name}"
-        )
-    if model.is_compiled():
-        raise InputError("this Orb model is compiled, which hides where ranks exchange features; load it with compile=False")
-    if model.system_config is None:
-        raise InputError("this Orb model does not say its radius and number of neighbours; give it a system_config")
-    conservative = isinstance(model, ConservativeForcefieldRegressor)
-    wanted = ("energy", "confidence") if conservative else _HEADS
-    if unknown := sorted(set(model.heads) - set(wanted)):
-        raise InputError(f"this Orb model has heads {unknown}, of which nvdd doesn't know what they mean over ranks")
-    if missing := sorted({"energy", *(() if conservative else ("forces",))} - set(model.heads)):
-        raise InputError(f"this Orb model has no head for {missing[0]}")
-    if not isinstance(model.model.conditioner, (ChargeSpinConditioner, type(None))):
-        raise InputError(f"this Orb model is conditioned by a {type(model.model.conditioner).__name__}, which nvdd doesn't know")
-    return conservative
-
-
 # --- family -------------------------------------------------------------------------------------------------
 
 
@@ -216,18 +151,8 @@ def _build(checkpoint: str | None, *, dtype: torch.dtype | None = None, **option
 
 
 def _from_calculator(calc: Any) -> OrbWrapper | None:
-    """A wrapper around a copy of the model of an ``ORBCalculator``; None for another one."""
-    theirs = sys.modules.get("orb_models.forcefield.calculator")  # not imported: then calc is not theirs
-    if theirs is None or not isinstance(calc, theirs.ORBCalculator):
-        return None
-    if type(calc).calculate is not theirs.ORBCalculator.calculate:
-        return None  # a subclass with physics of its own
-    conservative = _check(calc.model)
-    if bool(calc.conservative) != conservative:
-        raise InputError("this ORBCalculator takes no derivatives of a conservative model; use conservative=True")
-    model = copy.deepcopy(calc.model)
-    model._system_config = copy.copy(calc.system_config)
-    return OrbWrapper(model, calc.max_num_neighbors).eval().requires_grad_(False)
+    model = module_of_calculator(calc)
+    return None if model is None else OrbWrapper(model, calc.max_num_neighbors).eval().requires_grad_(False)
 
 
 def _configuration(wrapper: OrbWrapper) -> dict[str, Any]:
