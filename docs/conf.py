@@ -43,7 +43,7 @@ exclude_patterns = [
     "requirements",
 ]
 
-nitpicky = False
+smartquotes = False  # two hyphens begin an option
 # attributes of the same name in several classes: a type such as (n_owned, 3) is no link to one of them
 suppress_warnings = ["ref.python"]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,10 +75,11 @@ def relax(
 
     check_relax(atoms, fmax=fmax, optimizer=optimizer, cell=cell, pressure=pressure)
     moved = FrechetCellFilter(atoms, scalar_pressure=pressure * units.GPa) if cell else atoms
+    steps_of = _quietly if cell else iter
     driver_class = {"fire": optimize.FIRE, "lbfgs": optimize.LBFGS, "bfgs": optimize.BFGS}[optimizer]
     driver = driver_class(moved, logfile=None)
     history: list[RelaxStep] = []
-    for converged in driver.irun(fmax=fmax, steps=steps):
+    for converged in steps_of(driver.irun(fmax=fmax, steps=steps)):
         state = RelaxStep(
             step=driver.nsteps,
             energy_eV=float(atoms.get_potential_energy()),
@@ -94,6 +96,21 @@ def relax(
         if on_step:
             on_step(state)
     return history
+
+
+def _quietly(steps: Iterable[bool]) -> Iterator[bool]:
+    """The steps without scipy's warning, at each of them, that ASE's logarithm of the cell is right to 1e-10 or better."""
+    steps = iter(steps)
+    while True:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", r"logm result may be inaccurate, approximate err = \S+e-1\d", RuntimeWarning
+            )
+            try:
+                converged = next(steps)
+            except StopIteration:
+                return
+        yield converged
 
 
 def _stress_deviation(atoms: Atoms, pressure: float) -> float:
