@@ -12,13 +12,12 @@ from nvdd.errors import InputError
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.precise import Float64Table
 from nvdd.models.registry import ModelFamily
+from nvdd.models.uma_inputs import RANGES, of_systems, whole_number
 from nvdd.models.uma_parts import INSTALL, UMAParts
 from nvdd.models.uma_ranks import check_spec, spec
 from nvdd.shard_tensor import to_local
 from nvdd.specs import MLIPSpec
 from nvdd.verbs import refresh_neighbors
-
-_RANGES = {"charge": (-100, 100), "spin": (0, 100)}
 
 
 class _Inputs(dict):
@@ -58,8 +57,8 @@ class UMAWrapper(torch.nn.Module, BaseModelMixin):
         self.references = Float64Table(parts.references)
         self.scale, self.shift, self.force_scale = parts.scale, parts.shift, parts.force_scale
         self._mole, self._experts, self._single_atoms = parts.mole, parts.datasets, parts.single_atoms
-        self.charge, self.spin = _whole("charge", charge), _whole("spin", spin)
-        free = frozenset(name for name in _RANGES if getattr(self, name) is None)
+        self.charge, self.spin = whole_number("charge", charge), whole_number("spin", spin)
+        free = frozenset(name for name in RANGES if getattr(self, name) is None)
         derived = set() if self.direct else {"stress", "stresses"}
         self.model_config = ModelConfig(
             outputs=frozenset({"energy", "energies", "forces"} | derived),
@@ -110,8 +109,8 @@ class UMAWrapper(torch.nn.Module, BaseModelMixin):
             edge_index=torch.stack([senders, receivers]),
             cell_offsets=vectors,
             nedges=torch.bincount(batch[receivers], minlength=data.n_systems),
-            charge=self._of_systems(data, "charge", 0),
-            spin=self._of_systems(data, "spin", 1 if self.task == "omol" else 0),
+            charge=of_systems(data, "charge", self.charge, 0),
+            spin=of_systems(data, "spin", self.spin, 1 if self.task == "omol" else 0),
             dataset=[self.task] * data.n_systems,
             **kwargs,
         )
@@ -123,20 +122,6 @@ class UMAWrapper(torch.nn.Module, BaseModelMixin):
         chosen[:, self._experts[self.task]] = 1
         self._mole.expert_mixing_coefficients = chosen
         self._mole.mole_sizes = torch.bincount(batch, minlength=n_systems)
-
-    def _of_systems(self, data: Batch, name: str, usual: int) -> Tensor:
-        """(n_systems,) int64."""
-        fixed, (low, high) = getattr(self, name), _RANGES[name]
-        if fixed is not None or name not in data.system_fields:
-            return torch.full((data.n_systems,), usual if fixed is None else fixed, device=data.device)
-        given = to_local(data.system_fields[name]).to(data.device).reshape(-1)
-        whole = given.round().long()
-        if len(given) != data.n_systems or not bool(((given == whole) & (whole >= low) & (whole <= high)).all()):
-            raise InputError(
-                f"uma: {name} is {given.tolist()} for {data.n_systems} systems; give a whole number from {low} to {high} for each, "
-                f"atoms.info[{name!r}]"
-            )
-        return whole
 
     def _check_system(self, data: Batch, receivers: Tensor, n_atoms: Tensor) -> None:
         most, limit = torch.bincount(receivers).max().item() if len(receivers) else 0, self.backbone.max_neighbors
@@ -159,19 +144,6 @@ class UMAWrapper(torch.nn.Module, BaseModelMixin):
     def distributed_setup(self, ctx: Any) -> None:
         """Refuses a spec without the adapters."""
         check_spec(ctx.spec, self.direct)
-
-
-def _whole(name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    low, high = _RANGES[name]
-    try:
-        whole = int(value)
-        if whole == float(value) and low <= whole <= high:
-            return whole
-    except (TypeError, ValueError):
-        pass
-    raise InputError(f"uma: {name}={value!r} is not a whole number from {low} to {high}; write e.g. {name}=1")
 
 
 # --- families -----------------------------------------------------------------------------------------------------
