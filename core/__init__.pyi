@@ -73,6 +73,7 @@ from nvdd.runtime.model import DistributedModel as DistributedModel
 from nvdd.runtime.pipeline import DistributedPipelineModel as DistributedPipelineModel
 from nvdd.shard_tensor import ShardTensor as ShardTensor
 from nvdd.shard_tensor import to_local as to_local
+from nvdd.planning.estimate import estimate as estimate
 from nvdd.specs import SPEC_DFTD3_HALO as SPEC_DFTD3_HALO
 from nvdd.specs import SPEC_EWALD_HALO as SPEC_EWALD_HALO
 from nvdd.specs import SPEC_LJ_HALO as SPEC_LJ_HALO

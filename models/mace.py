@@ -77,6 +77,7 @@ class MACEWrapper(torch.nn.Module, BaseModelMixin):
         _import_mace()
         super().__init__()
         _check(module)
+        mace_cueq.keep_weights_only(module)
         if mace_cueq.is_fused(module):
             mace_cueq.restore(module)
         heads = list(getattr(module, "heads", None) or ["Default"])

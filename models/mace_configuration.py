@@ -36,14 +36,14 @@ def configuration(wrapper: MACEWrapper) -> dict[str, Any]:
         ) from error
     if "error" in arguments:
         raise InputError(f"MACE can't tell how this model was made ({arguments['error']}); {_REMEDY}")
-    fused = mace_cueq.is_fused(module)
-    if fused:
+    enable_cueq = mace_cueq.has_parts(module)
+    if enable_cueq:
         arguments["cueq_config"] = None  # `enable_cueq` says it
     described = {key: _plain(key, value) for key, value in arguments.items()}
     if type(module).__name__ == "MACE":
         del described["atomic_inter_scale"], described["atomic_inter_shift"]
     made = {"class": type(module).__name__, "arguments": described, "head": wrapper.head}
-    return made | {"enable_cueq": True} if fused else made
+    return made | {"enable_cueq": True} if enable_cueq else made
 
 
 def rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> MACEWrapper:

@@ -35,7 +35,7 @@ _KERNELS = (
 def is_fused(module: torch.nn.Module) -> bool:
     """Whether the convolutions of a MACE model are cuEquivariance's, with gather and sum inside."""
     blocks = [block for block in module.interactions if hasattr(block, "conv_fusion")]
-    return bool(blocks) and all(type(b.conv_tp).__module__.startswith("cuequivariance_torch") for b in blocks)
+    return bool(blocks) and all(_is_cueq(b.conv_tp) for b in blocks)
 
 
 def convert(module: torch.nn.Module, fused: bool | None = None) -> torch.nn.Module:
@@ -53,7 +53,7 @@ def convert(module: torch.nn.Module, fused: bool | None = None) -> torch.nn.Modu
     from mace.tools.scripts_utils import extract_config_mace_model
 
     _import()
-    if getattr(module.interactions[0], "cueq_config", None) is not None or is_fused(module):
+    if has_parts(module):
         raise InputError("this MACE model has cuEquivariance's parts already; leave enable_cueq out")
     described = extract_config_mace_model(module)
     if "error" in described:
@@ -73,6 +73,24 @@ def configuration(fused: bool | None = None) -> Any:
 
     fused = _has_kernels() if fused is None else fused
     return CuEquivarianceConfig(enabled=True, layout="ir_mul", group="O3_e3nn", optimize_all=True, conv_fusion=fused)
+
+
+def has_parts(module: torch.nn.Module) -> bool:
+    """Whether a MACE model has cuEquivariance's parts, fused or not."""
+    return any(_is_cueq(part) for part in module.modules())
+
+
+def keep_weights_only(module: torch.nn.Module) -> None:
+    """Leaves cuEquivariance's tables out of ``state_dict``: which there are depends on the machine's kernels, and they follow
+    from the model's configuration."""
+    for part in module.modules():
+        if _is_cueq(part):
+            for inner in part.modules():
+                inner._non_persistent_buffers_set.update(inner._buffers)
+
+
+def _is_cueq(part: torch.nn.Module) -> bool:
+    return type(part).__module__.startswith("cuequivariance_torch")
 
 
 def restore(module: torch.nn.Module) -> None:

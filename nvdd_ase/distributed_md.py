@@ -48,8 +48,8 @@ class DistributedMD:
             integrator whose ``holds_com`` is true), unless atoms are constrained or alone. ``nve`` keeps the momentum
             that the atoms have, ``langevin`` moves them all.
         hooks: more hooks, called on the ranks; they and their functions must be defined in a module.
-        device, dtype, skin, model_options, balance, grid, compile, max_edges_per_chunk, recompute, start_timeout,
-            timeout: as for `NVDDCalculator`.
+        device, dtype, skin, model_options, balance, grid, compile: as for `NVDDCalculator`.
+        max_edges_per_chunk, recompute, start_timeout, timeout: as for `NVDDCalculator`.
 
     Raises:
         InputError, MissingDependencyError: before anything runs.

@@ -11,7 +11,7 @@ import torch
 
 import cueq
 import parity
-from builders import quartz, random_mace
+from builders import evaluate, quartz, random_mace
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models import mace_cueq
 from nvdd.models.mace import MACEWrapper
@@ -54,7 +54,8 @@ def test_pickled_and_described():
         assert described["enable_cueq"]
     rebuilt = rebuild(described, torch.float64)  # as the machine has it: here without kernels
     assert not mace_cueq.is_fused(rebuilt.model)
-    rebuilt.model.load_state_dict(fused.model.state_dict())
+    assert rebuilt.model.load_state_dict(fused.model.state_dict())
+    assert torch.equal(evaluate(rebuilt, quartz()).forces, evaluate(fused, quartz()).forces)
 
 
 def test_from_file(tmp_path):
@@ -81,7 +82,8 @@ def sums_over_senders(comm) -> str:
     """What is said of a convolution whose receivers and senders are exchanged."""
     from nvdd import Batch, DistributedModel, DomainConfig
 
-    wrapper = copy.deepcopy(parity.wrapper("mace-cueq-fused"))
+    with cueq.kernels_in_plain_torch():
+        wrapper = copy.deepcopy(parity.wrapper("mace-cueq-fused"))
     for block in wrapper.model.interactions:
         theirs = block.conv_tp.forward
         block.conv_tp.forward = lambda h, y, w, index, theirs=theirs: theirs(h, y, w, (index[1], index[0]))
