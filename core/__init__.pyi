@@ -62,6 +62,7 @@ from nvdd.padding import GraphPadder as GraphPadder
 from nvdd.padding import resolve_cap as resolve_cap
 from nvdd.partition import SpatialPartitioner as SpatialPartitioner
 from nvdd.plan import ExchangePlan as ExchangePlan
+from nvdd.planning.estimate import estimate as estimate
 from nvdd.policy import GraphParallelPolicy as GraphParallelPolicy
 from nvdd.policy import HaloStoragePolicy as HaloStoragePolicy
 from nvdd.policy import LocalStoragePolicy as LocalStoragePolicy
@@ -73,7 +74,6 @@ from nvdd.runtime.model import DistributedModel as DistributedModel
 from nvdd.runtime.pipeline import DistributedPipelineModel as DistributedPipelineModel
 from nvdd.shard_tensor import ShardTensor as ShardTensor
 from nvdd.shard_tensor import to_local as to_local
-from nvdd.planning.estimate import estimate as estimate
 from nvdd.specs import SPEC_DFTD3_HALO as SPEC_DFTD3_HALO
 from nvdd.specs import SPEC_EWALD_HALO as SPEC_EWALD_HALO
 from nvdd.specs import SPEC_LJ_HALO as SPEC_LJ_HALO

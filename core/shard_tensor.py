@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -161,7 +161,7 @@ def to_local(value: Any) -> Any:
     """
     if isinstance(value, ShardTensor):
         if value._node is not None:
-            return value._whole
+            return cast(Any, value)._whole  # a recipe of nvdd.deferred
         with torch._C.DisableTorchFunctionSubclass():
             return _alias(value, Tensor) if _is_traced() else value.as_subclass(Tensor)
     return value

@@ -58,7 +58,7 @@ def export_model(
             that can't be rebuilt, with the reason; one that comes out different.
         MissingDependencyError: the family's package is not installed.
     """
-    how = {"compile": compile, "max_edges_per_chunk": max_edges_per_chunk, "recompute": recompute}
+    how: dict[str, Any] = {"compile": compile, "max_edges_per_chunk": max_edges_per_chunk, "recompute": recompute}
     DomainConfig(**how)
     path, options = Path(path), composed.normal_options(model, options)
     if path.suffix != SUFFIX:
