@@ -67,7 +67,6 @@ class Operation:
 
     Attributes:
         gradients: whether autograd was on.
-        autocast: the type to which autocast cast, or None.
     """
 
     func: Callable
@@ -78,6 +77,8 @@ class Operation:
     requires_grad: bool = False
 
     def __post_init__(self) -> None:
+        if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):  # a model's own: then all edges at once
+            raise DistributedOpError(f"{self.name} computes rows of edges under autocast, which the backward would not be under")
         found: list[bool] = []
         mapped((self.args, tuple(self.kwargs.values())), lambda v: found.append(getattr(v, "requires_grad", False) is True))
         self.requires_grad = self.gradients and any(found) and self.name != "detach"

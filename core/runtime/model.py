@@ -274,6 +274,11 @@ class DistributedModel:
         """
         if self._compiled:
             return self._run_compiled(batch, graphs, wanted, create_graph)
+        if self.config.edges_at_once is not None and any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda")):
+            raise InputError(
+                "max_edges_per_chunk or recompute under autocast, which the backward, where rows of edges are computed again, "
+                "would not be under; leave one of them out"
+            )
         passes: list[Any] = [None] * len(self.blocks)  # a Pass of each block that has run
         seeds: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.blocks]
         differentiated = derives(wanted)

@@ -52,6 +52,12 @@ def test_a_change_in_place_is_noticed():
         model(toys.batch_of("triclinic"))
 
 
+def test_autocast_is_refused():
+    model = DistributedModel(toys.toy("messages, index_add"), DomainConfig(recompute=True))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match="recompute under autocast"):
+        model(toys.batch_of("slab"))
+
+
 class InPlace(toys.MessagePassing):
     """Changes rows of edges in place, after taking a part of them as a view, or without."""
 
