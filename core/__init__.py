@@ -74,6 +74,7 @@ _PUBLIC = {
     "GatherInputsFull": "nvdd.adapters",
     "JitAdapter": "nvdd.adapters",
     "MethodAdapter": "nvdd.adapters",
+    "AtomStage": "nvdd.adapters",
     "EdgeStage": "nvdd.adapters",
     "OpAdapter": "nvdd.adapters",
     "PythonAdapter": "nvdd.adapters",

@@ -4,6 +4,8 @@ from nvdd.adapters import AdapterRegistry as AdapterRegistry
 from nvdd.adapters import AdapterStatus as AdapterStatus
 from nvdd.adapters import AllReduceSum as AllReduceSum
 from nvdd.adapters import AsIs as AsIs
+from nvdd.adapters import AtomStage as AtomStage
+from nvdd.adapters import EdgeStage as EdgeStage
 from nvdd.adapters import FunctionAdapter as FunctionAdapter
 from nvdd.adapters import GatherInputs as GatherInputs
 from nvdd.adapters import GatherInputsFull as GatherInputsFull

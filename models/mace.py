@@ -23,7 +23,7 @@ from nvdd.models import mace_cueq
 from nvdd.models.base import BaseModelMixin, Batch, EdgeLayout, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.registry import ModelFamily
 from nvdd.shard_tensor import to_local
-from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, EdgeStage, MLIPSpec
+from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, AtomStage, EdgeStage, MLIPSpec
 
 # First release whose models take edge vectors and whose node energies are right for both classes
 # (0.3.13 returns those of MACE without the interaction energy).
@@ -157,7 +157,10 @@ class MACEWrapper(torch.nn.Module, BaseModelMixin):
         spec = SPEC_MPNN_GP if strategy is StrategyKind.GRAPH_PARTITION else SPEC_MPNN_HALO
         if mace_cueq.is_fused(self.model):
             return mace_cueq.with_adapters(spec)  # its kernels keep no rows of edges
-        return spec.with_adapters(*EdgeStage.of(self.model.interactions, ("edge_attrs", "edge_feats", "cutoff")))
+        return spec.with_adapters(
+            *EdgeStage.of(self.model.interactions, ("edge_attrs", "edge_feats", "cutoff")),
+            *AtomStage.of(self.model.products, ("node_feats", "sc", "node_attrs")),
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -3,6 +3,7 @@
 from nvdd.adapters import (
     AdapterRegistry,
     AdapterStatus,
+    AtomStage,
     EdgeStage,
     FunctionAdapter,
     JitAdapter,
@@ -35,6 +36,7 @@ __all__ = [
     "SPEC_UMA_HALO",
     "AdapterRegistry",
     "AdapterStatus",
+    "AtomStage",
     "CompilePolicy",
     "DistributionSpec",
     "EdgeStage",

@@ -23,7 +23,7 @@ def spec_schema() -> dict[str, Any]:
     The schema knows the form. That operations are registered, functions can be imported and adapters fit their
     operations, `MLIPSpec.load` finds out.
     """
-    adapters = {"type": "array", "items": {"anyOf": [_op(), _method(), _attribute("function", "python"), _jit()]}}
+    adapters = {"type": "array", "items": {"anyOf": [_op(), _method(), _attribute("function", "python"), _jit(), *_stages()]}}
     force = _one_of(strategy.value for strategy in ForceStrategy)
     distribution = _object(
         policy={"anyOf": [_policy(policy) for policy in POLICIES.values()]},
@@ -94,6 +94,13 @@ def _attribute(*kinds: str, **more: Any) -> dict[str, Any]:
     replacement = _or_null(_replacement())
     optional = {"replacement", "mode"}
     return _object(optional, kind=_one_of(kinds), module_path=_TEXT, attr_name=_TEXT, replacement=replacement, **more)
+
+
+def _stages() -> Iterable[dict[str, Any]]:
+    """`EdgeStage` and `AtomStage`."""
+    for kind in ("edges", "atoms"):
+        names = {"type": "array", "items": {**_TEXT, "minLength": 1}, "minItems": 1}
+        yield _object(kind={"const": kind}, module_path=_TEXT, class_name=_TEXT, method_name=_TEXT, **{kind: names})
 
 
 def _jit() -> dict[str, Any]:

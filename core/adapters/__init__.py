@@ -2,9 +2,10 @@
 
 Pick by how the code is called: a registered custom operation (`OpAdapter`), a method of a class (`MethodAdapter`), a
 function of a module (`FunctionAdapter`), any attribute of a module (`PythonAdapter`), a scripted function
-(`JitAdapter`). `EdgeStage` declares arguments of a method. A spec carries them; `AdapterRegistry` has them in place while the model runs.
+(`JitAdapter`). `EdgeStage` and `AtomStage` declare arguments of a method. A spec carries them; `AdapterRegistry` has them in place while the model runs.
 """
 
+from nvdd.adapters.atoms import AtomStage
 from nvdd.adapters.base import Adapter, AdapterStatus, Installed
 from nvdd.adapters.callables import FunctionAdapter, JitAdapter, MethodAdapter, PythonAdapter
 from nvdd.adapters.edges import EdgeStage
@@ -27,6 +28,7 @@ __all__ = [
     "AdapterStatus",
     "AllReduceSum",
     "AsIs",
+    "AtomStage",
     "EdgeStage",
     "FunctionAdapter",
     "GatherInputs",

@@ -29,7 +29,7 @@ class _Declares:
         found = [self._declare(name, holders, context.meta, original) for name in self.edges]
         if not any(found):
             raise DistributedOpError(
-                f"{original.__qualname__ if hasattr(original, '__qualname__') else 'the method'} has no argument, and no "
+                f"{getattr(inspect.unwrap(original), '__qualname__', 'the method')} has no argument, and no "
                 f"dictionary among them a key, of the names {', '.join(self.edges)} that its EdgeStage declares as rows of edges"
             )
         return original(*given.args, **given.kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nvdd.adapters.atoms import atom_stage
 from nvdd.adapters.base import Adapter
 from nvdd.adapters.callables import FunctionAdapter, JitAdapter, MethodAdapter, PythonAdapter
 from nvdd.adapters.edges import edge_stage
@@ -24,7 +25,7 @@ def adapter_from_dict(value: Any, where: str = "adapter") -> Adapter:
     """
     fields = Fields(value, where)
     kind = fields.take("kind", str)
-    readers = {"op": _op, "method": _method, "function": _attribute, "python": _attribute, "jit": _attribute, "edges": _edges}
+    readers = {"op": _op, "method": _method, "function": _attribute, "python": _attribute, "jit": _attribute, "edges": _stage, "atoms": _stage}
     if kind not in readers:
         raise InputError(f"{where}: kind {kind!r} is not one of {', '.join(map(repr, readers))}")
     adapter = readers[kind](kind, fields)
@@ -63,9 +64,10 @@ def _method(kind: str, fields: Fields) -> Adapter:
     return MethodAdapter(**names, replacement=_replacement(fields))
 
 
-def _edges(kind: str, fields: Fields) -> Adapter:
+def _stage(kind: str, fields: Fields) -> Adapter:
     names = [fields.take(key, str) for key in ("module_path", "class_name", "method_name")]
-    return edge_stage(*names, fields.take("edges", list))
+    make = {"edges": edge_stage, "atoms": atom_stage}[kind]
+    return make(*names, fields.take(kind, list))
 
 
 def _attribute(kind: str, fields: Fields) -> Adapter:

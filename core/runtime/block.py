@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nvdd.adapters import AdapterRegistry, EdgeStage
+from nvdd.adapters import AdapterRegistry, AtomStage, EdgeStage
 from nvdd.adapters.scripted import ScriptedCalls
 from nvdd.communicator import Communicator
 from nvdd.config import DomainConfig, StrategyKind
@@ -110,7 +110,7 @@ class Block:
         self.cutoff, self.bonds = neighbors.cutoff, neighbors.bond_reach
         self.layout: EdgeLayout = getattr(wrapper, "edge_layout", EdgeLayout())
         chunked = config.edges_at_once is not None
-        adapters = [a for a in self.spec.all_adapters if chunked or not isinstance(a, EdgeStage)]
+        adapters = [a for a in self.spec.all_adapters if chunked or not isinstance(a, (AtomStage, EdgeStage))]
         self.adapters = AdapterRegistry((*adapters, ScriptedCalls()))
         self._seen = False  # that its energy is a function of the geometry
         if hasattr(wrapper, "distributed_setup"):

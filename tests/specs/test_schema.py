@@ -39,6 +39,14 @@ def test_saved_presets_validate(name, tmp_path):
     CHECK.validate(json.loads((tmp_path / "spec.json").read_text()))
 
 
+def test_stages_validate():
+    stages = EdgeStage(spec_parts.Block, "forward", ("x",)), AtomStage(spec_parts.Block, "forward", ("x", "y"))
+    written = presets.SPEC_MPNN_HALO.with_adapters(*stages).to_dict()
+    CHECK.validate(json.loads(json.dumps(written)))
+    written["adapters"][1]["atoms"] = []
+    assert not CHECK.is_valid(json.loads(json.dumps(written)))
+
+
 SPEC = presets.SPEC_EWALD_HALO.with_adapters(MethodAdapter(spec_parts.Block, "forward", spec_parts.body)).to_dict()
 
 WRONG = {
