@@ -12,7 +12,7 @@ import spec_parts
 from hypothesis import HealthCheck, given, settings
 
 import nvdd.specs as presets
-from nvdd import InputError, MethodAdapter, MLIPSpec
+from nvdd import AtomStage, EdgeStage, InputError, MethodAdapter, MLIPSpec
 from nvdd.specs.schema import spec_schema
 
 FILE = Path(__file__).parents[2] / "docs" / "spec.schema.json"
