@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -73,7 +74,7 @@ class _InParts:
 
 def _parts(n: int, meta: ShardMeta) -> list[tuple[int, int]]:
     """Ranges of ``n`` rows, such that a part has as many as have the edges of one chunk."""
-    many = -(-max(1, meta.n_edges or 0) // meta.edges_at_once)
+    many = -(-max(1, meta.n_edges or 0) // (meta.edges_at_once or sys.maxsize))
     size = max(1, -(-n // many))
     return [(start, min(n, start + size)) for start in range(0, n, size)] or [(0, 0)]
 
