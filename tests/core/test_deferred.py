@@ -21,8 +21,8 @@ NOT_SUMS = ("masked", *(f"messages, {n}" for n in toys.SCATTERS if any(w in n fo
 IN_PLACE = ("fields",)
 ALL = tuple(n for n in toys.TOYS if not n.startswith("own vectors"))  # those that tests/runtime/test_toys.py evaluates
 NAMES = [n for n in ALL if n not in (*NOT_SUMS, *IN_PLACE)]
-CHUNKS = [(1, "several", "halo_fetch"), (2, "triclinic", "halo_correction")]
-CHUNKS += [pytest.param(3, "several", "halo_fetch", marks=pytest.mark.slow)]  # one more number of ranks, half a minute
+CHUNKS = [(2, "triclinic", "halo_correction")]
+CHUNKS += [pytest.param(n, "several", "halo_fetch", marks=pytest.mark.slow) for n in (1, 3)]  # half a minute each
 
 
 def in_chunks(comm, names, structure, policy):

@@ -160,7 +160,8 @@ def test_a_rank_is_killed(launcher, n, mode):
 
 def test_a_rank_is_killed_between_two_calls():
     result = scenario("srun", 2, "idle")
-    assert caught_soon(result, "rank 1 failed in phase 'idle': its process")
+    # 'place' still, where a busy machine has it killed before it is told what to do
+    assert any(caught_soon(result, f"rank 1 failed in phase '{phase}': its process") for phase in ("idle", "place"))
     assert result.codes == [0, -9]
 
 
