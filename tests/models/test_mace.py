@@ -131,7 +131,7 @@ def test_says_what_it_needs():
     assert config.node_inputs == config.system_inputs == frozenset()
     assert wrapper.edge_layout.sender_column == 0 and wrapper.edge_layout.sign == -1
     spec = wrapper.distribution_spec()
-    assert spec.distribution is SPEC_MPNN_HALO.distribution and {a.kind for a in spec.adapters} == {"edges"}
+    assert spec.distribution is SPEC_MPNN_HALO.distribution and {a.kind for a in spec.adapters} == {"atoms", "edges"}
     assert wrapper.dtype == torch.float64
 
 
