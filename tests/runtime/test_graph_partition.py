@@ -171,7 +171,7 @@ def test_presets():
 
     mace, lj = parity.wrapper("mace"), parity.wrapper("lj")
     spec = mace.distribution_spec(StrategyKind.GRAPH_PARTITION)
-    assert spec.distribution is SPEC_MPNN_GP.distribution and {a.kind for a in spec.adapters} == {"edges"}
+    assert spec.distribution is SPEC_MPNN_GP.distribution and {a.kind for a in spec.adapters} == {"atoms", "edges"}
     assert isinstance(mace.distribution_spec().distribution.policy, HaloStoragePolicy)
     of_lj = laid_out(spec_of(lj, StrategyKind.GRAPH_PARTITION), StrategyKind.GRAPH_PARTITION)
     assert of_lj == lj.distribution_spec().with_policy(GraphParallelPolicy())
