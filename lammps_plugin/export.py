@@ -192,7 +192,7 @@ def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in DTYPES.values()):
         return dtype
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not known; use float32 or float64, or leave it out for the model's own")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.building import building
+from nvdd.models.calculators import is_own_calculator
 
 INSTALL = "pip install 'chgnet>=0.4'"
 SHIPPED = ("0.3.0", "0.2.0", "r2scan")
@@ -109,11 +110,8 @@ def module_of_calculator(calculator: Any) -> torch.nn.Module | None:
     Raises:
         InputError: its stress is in another unit than eV/A^3.
     """
-    theirs = sys.modules.get("chgnet.model.dynamics")  # not imported: then it is not theirs
-    if theirs is None or not isinstance(calculator, theirs.CHGNetCalculator):
+    if not is_own_calculator(calculator, "chgnet.model.dynamics", "CHGNetCalculator"):
         return None
-    if type(calculator).calculate is not theirs.CHGNetCalculator.calculate:
-        return None  # a subclass with physics of its own
     from ase.units import GPa
 
     if calculator.stress_weight != GPa:

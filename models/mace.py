@@ -21,6 +21,7 @@ from nvdd.config import StrategyKind
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models import mace_cueq
 from nvdd.models.base import BaseModelMixin, Batch, EdgeLayout, ModelConfig, ModelOutputs, NeighborConfig
+from nvdd.models.calculators import is_own_calculator
 from nvdd.models.registry import ModelFamily
 from nvdd.shard_tensor import to_local
 from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, AtomStage, EdgeStage, MLIPSpec
@@ -302,11 +303,8 @@ def _build(
 
 def _from_calculator(calc: Any) -> MACEWrapper | None:
     """A wrapper around a copy of the model of a ``mace.calculators.MACECalculator``; None for another one."""
-    theirs = sys.modules.get("mace.calculators.mace")  # not imported: then calc is not theirs
-    if theirs is None or not isinstance(calc, theirs.MACECalculator):
+    if not is_own_calculator(calc, "mace.calculators.mace", "MACECalculator"):
         return None
-    if type(calc).calculate is not theirs.MACECalculator.calculate:
-        return None  # a subclass with physics of its own
     if len(calc.models) != 1:
         raise InputError(f"this MACECalculator is a committee of {len(calc.models)} models; nvdd runs one: pass one")
     units = (calc.energy_units_to_eV, calc.length_units_to_A)

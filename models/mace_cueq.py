@@ -139,6 +139,11 @@ def convolve(
 
     Without indices of edges it works row by row, and dispatch sees what becomes of it.
     """
+    if type(module).__name__ == _KERNELS[0][1] and not inputs[0].is_cuda:
+        raise InputError(
+            "this MACE model has cuEquivariance's fused kernels, which run on NVIDIA GPUs, and its ranks compute on "
+            f"{inputs[0].device}; give device='cuda', or take the e3nn model (without enable_cueq)"
+        )
     over_edges = [i for i in (*input_indices.values(), *output_indices.values()) if isinstance(i, ShardTensor)]
     if not over_edges:
         return original(module, inputs, input_indices, output_shapes, output_indices)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.building import building
+from nvdd.models.calculators import is_own_calculator
 
 INSTALL = "pip install 'matgl>=4.1'"
 _PICKLE = "export it with allow_pickle (--allow-pickle), which puts the module itself into the file"
@@ -136,11 +137,8 @@ def load(checkpoint: str | None) -> Any:
 
 def potential_of_calculator(calculator: Any) -> Any:
     """That of a ``matgl.ext.ase.PESCalculator``, or None."""
-    theirs = sys.modules.get("matgl.ext.ase")  # not imported: then it is not theirs
-    if theirs is None or not isinstance(calculator, theirs.PESCalculator):
+    if not is_own_calculator(calculator, "matgl.ext.ase", "PESCalculator"):
         return None
-    if type(calculator).calculate is not theirs.PESCalculator.calculate:
-        return None  # a subclass with physics of its own
     if calculator.conversion_factor == 1.0:
         raise InputError("this PESCalculator gives stress in GPa, nvdd in eV/A^3 as ASE does: make it with stress_unit='eV/A3'")
     return calculator.potential

@@ -12,6 +12,7 @@ import torch
 
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.building import building
+from nvdd.models.calculators import is_own_calculator
 
 INSTALL = "pip install --no-deps 'mattersim==1.2.3' and what it imports (docs/models.md), or ./dev family mattersim"
 NAMES = {"1m": "mattersim-v1.0.0-1M", "5m": "mattersim-v1.0.0-5M"}
@@ -76,11 +77,8 @@ def load(checkpoint: str | None) -> torch.nn.Module:
 
 def module_of_calculator(calc: Any) -> torch.nn.Module | None:
     """A copy of the model of a ``MatterSimCalculator``; None for another one."""
-    theirs = sys.modules.get("mattersim.forcefield.potential")  # not imported: then calc is not theirs
-    if theirs is None or not isinstance(calc, theirs.MatterSimCalculator):
+    if not is_own_calculator(calc, "mattersim.forcefield.potential", "MatterSimCalculator"):
         return None
-    if type(calc).calculate is not theirs.MatterSimCalculator.calculate:
-        return None  # a subclass with physics of its own
     from ase.units import GPa
 
     if calc.stress_weight != GPa:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 from nvdd.config import StrategyKind
 from nvdd.errors import InputError
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
+from nvdd.models.calculators import is_own_calculator
 from nvdd.models.nequip_files import INSTALL, build_model, check_config, convert, load_file
 from nvdd.models.nequip_parts import PAIR_POTENTIALS, Parts, pair_energies, parts_of
 from nvdd.models.registry import ModelFamily
@@ -185,12 +185,9 @@ def build(checkpoint: str | None, *, dtype: torch.dtype | None = None, **options
 
 def from_calculator(calc: Any) -> NequIPWrapper | None:
     """A wrapper around a copy of the model of a ``nequip.integrations.ase.NequIPCalculator``; None for another one."""
-    theirs = sys.modules.get("nequip.integrations.ase")  # not imported: then calc is not theirs
-    if theirs is None or not isinstance(calc, theirs.NequIPCalculator):
-        return None
     methods = ("atoms_to_data", "call_model", "save_extra_outputs")
-    if any(getattr(type(calc), name) is not getattr(theirs.NequIPCalculator, name) for name in methods):
-        return None  # a subclass with physics of its own
+    if not is_own_calculator(calc, "nequip.integrations.ase", "NequIPCalculator", methods):
+        return None
     units = (calc.energy_units_to_eV, calc.length_units_to_A)
     if units != (1, 1):
         raise InputError(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import sys
 from typing import Any
 
 import torch
 
 from nvdd.errors import InputError
+from nvdd.models.calculators import is_own_calculator
 from nvdd.models.orb_files import import_orb
 
 _HEADS = ("energy", "forces", "stress", "confidence")
@@ -56,11 +56,8 @@ def check(model: Any) -> bool:
 
 def module_of_calculator(calc: Any) -> torch.nn.Module | None:
     """A copy of the model of an ``ORBCalculator``; None for another one."""
-    theirs = sys.modules.get("orb_models.forcefield.calculator")  # not imported: then calc is not theirs
-    if theirs is None or not isinstance(calc, theirs.ORBCalculator):
+    if not is_own_calculator(calc, "orb_models.forcefield.calculator", "ORBCalculator"):
         return None
-    if type(calc).calculate is not theirs.ORBCalculator.calculate:
-        return None  # a subclass with physics of its own
     conservative = check(calc.model)
     if bool(calc.conservative) != conservative:
         raise InputError("this ORBCalculator takes no derivatives of a conservative model; use conservative=True")

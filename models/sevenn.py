@@ -15,6 +15,7 @@ import torch
 from nvdd.config import StrategyKind
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
+from nvdd.models.calculators import is_own_calculator
 from nvdd.models.registry import ModelFamily
 from nvdd.shard_tensor import to_local
 from nvdd.specs import SPEC_MPNN_GP, SPEC_MPNN_HALO, EdgeStage, MLIPSpec
@@ -241,11 +242,8 @@ def _build(checkpoint: str | None, *, dtype: torch.dtype | None = None, modal: s
 
 def _from_calculator(calc: Any) -> SevenNetWrapper | None:
     """A wrapper around a copy of the model of a ``sevenn.calculator.SevenNetCalculator``, or None."""
-    theirs = sys.modules.get("sevenn.calculator")  # not imported: then calc is not theirs
-    if theirs is None or not isinstance(calc, theirs.SevenNetCalculator):
+    if not is_own_calculator(calc, "sevenn.calculator", "SevenNetCalculator"):
         return None
-    if type(calc).calculate is not theirs.SevenNetCalculator.calculate:
-        return None  # a subclass with physics of its own
     wrapper = SevenNetWrapper(copy.deepcopy(calc.model), modal=calc.modal)
     return wrapper.eval().requires_grad_(False)
 

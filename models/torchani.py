@@ -14,6 +14,7 @@ from torch import Tensor
 from nvdd.config import StrategyKind
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
+from nvdd.models.calculators import is_own_calculator
 from nvdd.models.precise import Float64Table
 from nvdd.models.registry import ModelFamily
 from nvdd.shard_tensor import to_local
@@ -191,11 +192,8 @@ def _build(checkpoint: str | None, *, dtype: torch.dtype | None = None, member: 
 
 def _from_calculator(calc: Any) -> TorchANIWrapper | None:
     """A wrapper around a copy of the model of a ``torchani.ase.Calculator``; None for another one."""
-    theirs = sys.modules.get("torchani.ase")  # not imported: then calc is not theirs
-    if theirs is None or not isinstance(calc, theirs.Calculator):
+    if not is_own_calculator(calc, "torchani.ase", "Calculator"):
         return None
-    if type(calc).calculate is not theirs.Calculator.calculate:
-        return None  # a subclass with physics of its own
     return TorchANIWrapper(copy.deepcopy(calc.model)).eval().requires_grad_(False)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from nvdd.errors import InputError
 from nvdd.models.building import building
+from nvdd.models.calculators import is_own_calculator
 from nvdd.models.uma import UMAWrapper
 from nvdd.models.uma_parts import UMAParts, import_fairchem, parts_of
 
@@ -165,11 +165,8 @@ def from_calculator(calculator: Any) -> UMAWrapper | None:
     Raises:
         InputError: the calculator has ranks of its own, or no file.
     """
-    theirs = sys.modules.get("fairchem.core.calculate.ase_calculator")  # not imported: then it is not theirs
-    if theirs is None or not isinstance(calculator, theirs.FAIRChemCalculator):
+    if not is_own_calculator(calculator, "fairchem.core.calculate.ase_calculator", "FAIRChemCalculator"):
         return None
-    if type(calculator).calculate is not theirs.FAIRChemCalculator.calculate:
-        return None  # a subclass with physics of its own
     path = getattr(calculator.predictor, "_inference_model_path", None)
     if path is None:
         raise InputError(

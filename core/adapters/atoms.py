@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nvdd.adapters.callables import MethodAdapter
+from nvdd.adapters.stage import Stage, name_of
 from nvdd.context import current_dd_context
-from nvdd.errors import DistributedOpError, InputError
+from nvdd.errors import DistributedOpError
 from nvdd.roles import Role, ShardMeta
 from nvdd.shard_tensor import ShardTensor, promote, to_local
 
@@ -23,26 +23,31 @@ from nvdd.shard_tensor import ShardTensor, promote, to_local
 class _InParts:
     """Calls the method for some atoms after the others, and again in the backward."""
 
-    atoms: tuple[str, ...]
+    names: tuple[str, ...]
 
     def __call__(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
         context = current_dd_context()
         if context is None:
             return original(*args, **kwargs)
         given = inspect.signature(inspect.unwrap(original)).bind(*args, **kwargs)
-        missing = [name for name in self.atoms if name not in given.signature.parameters]
+        missing = [name for name in self.names if name not in given.signature.parameters]
         if missing:
-            raise DistributedOpError(f"{_name(original)} has no argument {', '.join(missing)}, which its AtomStage declares")
-        rows = {name: given.arguments[name] for name in self.atoms if given.arguments.get(name) is not None}
+            raise DistributedOpError(f"{name_of(original)} has no argument {', '.join(missing)}, which its AtomStage declares")
+        rows = {name: given.arguments[name] for name in self.names if given.arguments.get(name) is not None}
         role = self._role(original, rows, context.meta)
         local = {name: to_local(value) for name, value in rows.items()}
 
-        def some(start: int, stop: int, *parts: Tensor) -> Tensor:
+        def some(versions: tuple[int, ...], start: int, stop: int, *parts: Tensor) -> Tensor:
             given.arguments.update(zip(local, parts, strict=True))
-            out = original(*given.args, **given.kwargs)
+            out = original(*given.args, **given.kwargs) if _versions(parts) == versions else None
+            if _versions(parts) != versions:
+                raise DistributedOpError(
+                    f"an argument of {name_of(original)} that its AtomStage declares is changed in place, and is needed as it was "
+                    "when the method runs again. Compute out of place, or leave max_edges_per_chunk and recompute out"
+                )
             if not isinstance(out, Tensor) or out.shape[:1] != (stop - start,):
                 raise DistributedOpError(
-                    f"{_name(original)} has given {_shape(out)} for {stop - start} rows of atoms: it does not work atom by atom, as "
+                    f"{name_of(original)} has given {_shape(out)} for {stop - start} rows of atoms: it does not work atom by atom, as "
                     "its AtomStage says"
                 )
             return out
@@ -50,7 +55,7 @@ class _InParts:
         found = []
         for start, stop in _parts(len(next(iter(local.values()))), context.meta):
             parts = [value[start:stop] for value in local.values()]
-            found.append(checkpoint(some, start, stop, *parts, use_reentrant=False, preserve_rng_state=False))
+            found.append(checkpoint(some, _versions(parts), start, stop, *parts, use_reentrant=False))
         out = torch.cat(found) if len(found) > 1 else found[0]
         return out if role is None else promote(out, role, context.meta)
 
@@ -58,15 +63,15 @@ class _InParts:
     def _role(original: Callable, rows: dict[str, Any], meta: ShardMeta) -> Role | None:
         """What the results are: rows as the arguments that have a role; plain tensors give a plain one."""
         if not rows or not all(isinstance(value, Tensor) for value in rows.values()):
-            raise DistributedOpError(f"{_name(original)} got no tensors for the rows of atoms that its AtomStage declares")
+            raise DistributedOpError(f"{name_of(original)} got no tensors for the rows of atoms that its AtomStage declares")
         roles = {value._role for value in rows.values() if isinstance(value, ShardTensor)}
         if len(roles) > 1 or not all(role.is_atoms for role in roles):
             words = ", ".join(sorted(role.value for role in roles))
-            raise DistributedOpError(f"the arguments of {_name(original)} that its AtomStage declares are no rows of atoms: {words}")
+            raise DistributedOpError(f"the arguments of {name_of(original)} that its AtomStage declares are no rows of atoms: {words}")
         numbers = {len(value) for value in rows.values()}
         if len(numbers) > 1:
             raise DistributedOpError(
-                f"the arguments of {_name(original)} that its AtomStage declares have {sorted(numbers)} rows; rows of atoms are as "
+                f"the arguments of {name_of(original)} that its AtomStage declares have {sorted(numbers)} rows; rows of atoms are as "
                 "many in each"
             )
         return roles.pop() if roles else None
@@ -83,12 +88,15 @@ def _name(original: Callable) -> str:
     return getattr(inspect.unwrap(original), "__qualname__", "the method")
 
 
+def _versions(parts: Iterable[Tensor]) -> tuple[int, ...]:
+    return tuple(part._version for part in parts)
+
+
 def _shape(value: Any) -> str:
     return f"a result of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-@dataclass(frozen=True, repr=False, init=False)
-class AtomStage(MethodAdapter):
+class AtomStage(Stage):
     """Declares that a method works atom by atom: row k of its result is made of row k of these arguments.
 
     With ``DomainConfig.max_edges_per_chunk`` it runs for some atoms after the others, as many as have the edges of one chunk,
@@ -102,6 +110,7 @@ class AtomStage(MethodAdapter):
     """
 
     kind: ClassVar[str] = "atoms"
+    body = _InParts
 
     def __init__(
         self,
@@ -112,39 +121,4 @@ class AtomStage(MethodAdapter):
         module_path: str = "",
         class_name: str = "",
     ) -> None:
-        atoms = (atoms,) if isinstance(atoms, str) else tuple(atoms)
-        if not atoms or not all(isinstance(name, str) and name for name in atoms):
-            raise InputError(f"AtomStage: atoms={atoms!r} are no names of arguments")
-        super().__init__(target_class, method_name, _InParts(atoms), module_path=module_path, class_name=class_name)
-
-    @classmethod
-    def of(cls, modules: Iterable[Any], atoms: Iterable[str], method_name: str = "forward") -> tuple[AtomStage, ...]:
-        """One for each class among ``modules``, such as the layers of a network."""
-        classes = dict.fromkeys(type(module) for module in modules)
-        return tuple(cls(kind, method_name, atoms) for kind in classes)
-
-    @property
-    def target(self) -> str:
-        """``atoms of module.Class.method``: a method may have another adapter besides."""
-        return f"atoms of {super().target}"
-
-    @property
-    def atoms(self) -> tuple[str, ...]:
-        """The names."""
-        return self.replacement.atoms
-
-    def __repr__(self) -> str:
-        return f"AtomStage({super().target!r}, atoms={self.atoms!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return atom_stage, (self.module_path, self.class_name, self.method_name, self.atoms)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The adapter as JSON values."""
-        names = ("module_path", "class_name", "method_name")
-        return {"kind": "atoms", **{name: getattr(self, name) for name in names}, "atoms": list(self.atoms)}
-
-
-def atom_stage(module_path: str, class_name: str, method_name: str, atoms: Iterable[str]) -> AtomStage:
-    """An `AtomStage` from its names."""
-    return AtomStage(method_name=method_name, atoms=atoms, module_path=module_path, class_name=class_name)
+        super().__init__(target_class, method_name, atoms, module_path, class_name)

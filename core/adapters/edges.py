@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nvdd.adapters.callables import MethodAdapter
+from nvdd.adapters.stage import Stage, name_of
 from nvdd.context import current_dd_context
 from nvdd.deferred import defer
-from nvdd.errors import DistributedOpError, InputError
+from nvdd.errors import DistributedOpError
 from nvdd.roles import ShardMeta
 
 
@@ -18,7 +18,7 @@ from nvdd.roles import ShardMeta
 class _Declares:
     """Calls the method with the named arguments as edge rows that are computed in chunks (`nvdd.deferred`)."""
 
-    edges: tuple[str, ...]
+    names: tuple[str, ...]
 
     def __call__(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
         context = current_dd_context()
@@ -26,11 +26,11 @@ class _Declares:
             return original(*args, **kwargs)
         given = inspect.signature(inspect.unwrap(original)).bind(*args, **kwargs)
         holders = [given.arguments, *(v for v in given.arguments.values() if isinstance(v, dict))]
-        found = [self._declare(name, holders, context.meta, original) for name in self.edges]
+        found = [self._declare(name, holders, context.meta, original) for name in self.names]
         if not any(found):
             raise DistributedOpError(
-                f"{getattr(inspect.unwrap(original), '__qualname__', 'the method')} has no argument, and no "
-                f"dictionary among them a key, of the names {', '.join(self.edges)} that its EdgeStage declares as rows of edges"
+                f"{name_of(original)} has no argument, and no "
+                f"dictionary among them a key, of the names {', '.join(self.names)} that its EdgeStage declares as rows of edges"
             )
         return original(*given.args, **given.kwargs)
 
@@ -42,8 +42,7 @@ class _Declares:
         return holder is not None
 
 
-@dataclass(frozen=True, repr=False, init=False)
-class EdgeStage(MethodAdapter):
+class EdgeStage(Stage):
     """Declares arguments of a method as rows of this rank's edges, so that a run in chunks of edges can divide them.
 
     Rows that a model gathers by ``data.senders`` or ``data.receivers``, and what it computes from ``data.edge_vectors``,
@@ -59,6 +58,7 @@ class EdgeStage(MethodAdapter):
     """
 
     kind: ClassVar[str] = "edges"
+    body = _Declares
 
     def __init__(
         self,
@@ -69,39 +69,4 @@ class EdgeStage(MethodAdapter):
         module_path: str = "",
         class_name: str = "",
     ) -> None:
-        edges = (edges,) if isinstance(edges, str) else tuple(edges)
-        if not edges or not all(isinstance(name, str) and name for name in edges):
-            raise InputError(f"EdgeStage: edges={edges!r} are no names of arguments")
-        super().__init__(target_class, method_name, _Declares(edges), module_path=module_path, class_name=class_name)
-
-    @classmethod
-    def of(cls, modules: Iterable[Any], edges: Iterable[str], method_name: str = "forward") -> tuple[EdgeStage, ...]:
-        """One for each class among ``modules``, such as the layers of a network."""
-        classes = dict.fromkeys(type(module) for module in modules)
-        return tuple(cls(kind, method_name, edges) for kind in classes)
-
-    @property
-    def target(self) -> str:
-        """``edges of module.Class.method``: a method may have another adapter besides."""
-        return f"edges of {super().target}"
-
-    @property
-    def edges(self) -> tuple[str, ...]:
-        """The names."""
-        return self.replacement.edges
-
-    def __repr__(self) -> str:
-        return f"EdgeStage({super().target!r}, edges={self.edges!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return edge_stage, (self.module_path, self.class_name, self.method_name, self.edges)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The adapter as JSON values."""
-        names = ("module_path", "class_name", "method_name")
-        return {"kind": "edges", **{name: getattr(self, name) for name in names}, "edges": list(self.edges)}
-
-
-def edge_stage(module_path: str, class_name: str, method_name: str, edges: Iterable[str]) -> EdgeStage:
-    """An `EdgeStage` from its names."""
-    return EdgeStage(method_name=method_name, edges=edges, module_path=module_path, class_name=class_name)
+        super().__init__(target_class, method_name, edges, module_path, class_name)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvdd.adapters.atoms import atom_stage
+from nvdd.adapters.atoms import AtomStage
 from nvdd.adapters.base import Adapter
 from nvdd.adapters.callables import FunctionAdapter, JitAdapter, MethodAdapter, PythonAdapter
-from nvdd.adapters.edges import edge_stage
+from nvdd.adapters.edges import EdgeStage
 from nvdd.adapters.op import OpAdapter, resolve
 from nvdd.adapters.paths import from_path
 from nvdd.adapters.replacements import replacement_from_dict
+from nvdd.adapters.stage import Stage
 from nvdd.adapters.transforms import TRANSFORMS
 from nvdd.checked import Fields
 from nvdd.errors import InputError
@@ -66,8 +67,8 @@ def _method(kind: str, fields: Fields) -> Adapter:
 
 def _stage(kind: str, fields: Fields) -> Adapter:
     names = [fields.take(key, str) for key in ("module_path", "class_name", "method_name")]
-    make = {"edges": edge_stage, "atoms": atom_stage}[kind]
-    return make(*names, fields.take(kind, list))
+    stages: dict[str, type[Stage]] = {stage.kind: stage for stage in (EdgeStage, AtomStage)}
+    return stages[kind].from_names(*names, fields.take(kind, list))
 
 
 def _attribute(kind: str, fields: Fields) -> Adapter:

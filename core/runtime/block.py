@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from nvdd.adapters import AdapterRegistry, AtomStage, EdgeStage
+from nvdd.adapters import AdapterRegistry
 from nvdd.adapters.scripted import ScriptedCalls
+from nvdd.adapters.stage import Stage
 from nvdd.communicator import Communicator
 from nvdd.config import DomainConfig, StrategyKind
 from nvdd.data import Batch
@@ -110,7 +111,7 @@ class Block:
         self.cutoff, self.bonds = neighbors.cutoff, neighbors.bond_reach
         self.layout: EdgeLayout = getattr(wrapper, "edge_layout", EdgeLayout())
         chunked = config.edges_at_once is not None
-        adapters = [a for a in self.spec.all_adapters if chunked or not isinstance(a, (AtomStage, EdgeStage))]
+        adapters = [a for a in self.spec.all_adapters if chunked or not isinstance(a, Stage)]
         self.adapters = AdapterRegistry((*adapters, ScriptedCalls()))
         self._seen = False  # that its energy is a function of the geometry
         if hasattr(wrapper, "distributed_setup"):

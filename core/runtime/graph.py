@@ -223,19 +223,18 @@ class GraphBuilder:
         The decision to rebuild is made on the device where the batch is: for one that comes from the CPU it costs no
         synchronisation of a GPU.
         """
+        self._positions = self._on_device(batch.positions.detach())
         near = None
         if self._comparable(batch):
-            # A GPU filters while the CPU compares positions; what comes of it is dropped if they have moved too far.
-            self._positions = self._on_device(batch.positions.detach())
+            # a GPU filters while the CPU compares positions
             near = _near(self._topology, self._positions, self.cutoff)
-        if near is None or not self._still_valid(batch):
+            near = near if self._still_valid(batch) else None
+        if near is None:
             self._topology = None  # if building fails, nothing old is used
             self._narrower = {}
             self._topology = self._build(batch)
             self._reference = tuple(t.clone() for t in self._key(batch))
             self.n_builds += 1
-            if near is None:
-                self._positions = self._on_device(batch.positions.detach())
             near = _near(self._topology, self._positions, self.cutoff)
         return _chosen(self._topology, *near, self.cutoff, self.bonds)
 

@@ -13,6 +13,7 @@ import toys
 from memory import SavedBytes
 from nvdd import AtomStage, Batch, DistributedModel, DistributedOpError, DomainConfig, MLIPSpec
 from nvdd.errors import InputError
+from nvdd.shard_tensor import to_local
 from nvdd.specs import SPEC_MPNN_HALO
 
 
@@ -23,8 +24,10 @@ class Updating(toys.MessagePassing):
         super().__init__(scatter="index_add")
 
     def update(self, h: Tensor, change: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        if self.options.get("wrong"):
+        if self.options.get("wrong") == "sums":
             return h.sum(0)
+        if self.options.get("wrong") == "changes":
+            change.mul_(0.5)
         return (scale * h + (0 if change is None else change)).tanh().pow(2)
 
     def summed(self, data: Batch, h: Tensor, waves: Tensor, layer: int = 0) -> Tensor:
@@ -97,20 +100,45 @@ def test_wrong_names(stage, message):
         evaluated(None, {"recompute": True}, stage)
 
 
-def test_a_method_that_sums_over_atoms():
+@pytest.mark.parametrize(
+    ("wrong", "message"), [("sums", "it does not work atom by atom"), ("changes", "is changed in place")]
+)
+def test_what_can_not_be_done_again(wrong, message):
     model = Updating()
-    model.options["wrong"] = True
+    model.options["wrong"] = wrong
     distributed = DistributedModel(
         model, DomainConfig(recompute=True), spec=model.distribution_spec().with_adapters(STAGE)
     )
-    with pytest.raises(DistributedOpError, match="it does not work atom by atom"):
+    with pytest.raises(DistributedOpError, match=message):
         distributed(toys.batch_of("several"))
+
+
+class Noisy(Updating):
+    """Draws random numbers, out of nvdd's sight."""
+
+    def update(self, h: Tensor, change: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        return torch.nn.functional.dropout(super().update(h, change, scale), 0.5)
+
+    def summed(self, data: Batch, h: Tensor, waves: Tensor, layer: int = 0) -> Tensor:
+        rows = to_local(toys.MessagePassing.summed(self, data, h, waves, layer))
+        return self.update(rows, change=to_local(h), scale=0.7) + 0 * h
+
+
+def test_random_numbers_are_the_same_the_second_time():
+    found = []
+    for stage in ((), (AtomStage(Noisy, "update", ("h", "change")),)):
+        model = Noisy()
+        spec = model.distribution_spec().with_adapters(*stage)
+        distributed = DistributedModel(model, DomainConfig(recompute=True), spec=spec)
+        torch.manual_seed(3)
+        found.append(distributed(toys.batch_of("several"), ("energy", "forces"))["forces"])
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-13)
 
 
 def test_values_in_files():
     spec = SPEC_MPNN_HALO.with_adapters(STAGE)
     again = MLIPSpec.from_dict(spec.to_dict())
-    assert again == spec and again.adapters[0].atoms == ("h", "change")
+    assert again == spec and again.adapters[0].names == ("h", "change")
     assert AtomStage.of([Updating(), Updating()], ("h",), "update") == (AtomStage(Updating, "update", "h"),)
     with pytest.raises(InputError, match="are no names of arguments"):
         AtomStage(Updating, "update", ())

@@ -21,7 +21,7 @@ NOT_SUMS = ("masked", *(f"messages, {n}" for n in toys.SCATTERS if any(w in n fo
 IN_PLACE = ("fields",)
 ALL = tuple(n for n in toys.TOYS if not n.startswith("own vectors"))  # those that tests/runtime/test_toys.py evaluates
 NAMES = [n for n in ALL if n not in (*NOT_SUMS, *IN_PLACE)]
-CHUNKS = [(2, "triclinic", "halo_correction")]
+CHUNKS = [(2, "triclinic", "halo_correction"), (4, "pair", "halo_correction")]  # thin domains; ranks without edges
 CHUNKS += [pytest.param(n, "several", "halo_fetch", marks=pytest.mark.slow) for n in (1, 3)]  # half a minute each
 
 
@@ -140,7 +140,7 @@ def test_edge_stage_is_a_value_in_files():
     stage = EdgeStage(LennardJonesModelWrapper, "forward", ("waves", "mask"))
     spec = SPEC_MPNN_HALO.with_adapters(stage)
     again = MLIPSpec.from_dict(spec.to_dict())
-    assert again == spec and again.adapters[0].edges == ("waves", "mask")
+    assert again == spec and again.adapters[0].names == ("waves", "mask")
     assert EdgeStage.of([toys.toy("chunks"), toys.toy("chunks")], ("m",)) == (EdgeStage(toys.Chunks, "forward", ("m",)),)
 
 
