@@ -63,6 +63,29 @@ def test_trajectory_of_200_steps_is_that_of_one_process(ranks, name, size):
     compare(ranks, size, name, 200)
 
 
+OF_MACE = {"NVE": NVE(0.5), "FIRE": FIRE(1e-9), "FIRE2": FIRE2(1e-9), "LBFGS": LBFGS(1e-9, damping=0.5)}
+
+
+@cache
+def quartz_alone(name: str):
+    atoms = parity.structure("quartz").copy()
+    atoms.set_velocities(np.random.default_rng(0).normal(scale=0.01, size=(len(atoms), 3)))
+    run = one_process.Simulation(atoms, parity.wrapper("mace"), OF_MACE[name])
+    run.run(200)
+    return atoms, run.to_atoms()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", OF_MACE)
+def test_mace_of_200_steps_is_that_of_one_process(ranks, name, size):
+    before, after = quartz_alone(name)
+    parts = ranks.run(size, md.run_on_rank, "mace", before, OF_MACE[name], 200, {}, timeout=1200.0)
+    assert np.abs(parts[0]["positions"] - after.positions).max() < 1e-8
+    assert np.abs(after.positions - before.positions).max() > 0.01
+
+
 @pytest.mark.parametrize("name", ["NVE", "Langevin"])
 def test_several_systems_over_ranks(ranks, name):
     """Each is divided among the ranks by itself, and its atoms move between them."""

@@ -19,7 +19,7 @@ from nvdd.models.mace import MACEWrapper
 from nvdd.models.mace_configuration import configuration, rebuild
 
 pytest.importorskip("mace")
-pytest.importorskip("cuequivariance_torch")
+pytest.importorskip("cuequivariance_torch", reason="needs cuequivariance-torch; ./dev env installs it")
 
 
 # the most telling in CI, all with --run-slow
