@@ -19,7 +19,7 @@ class Stage(MethodAdapter):
     as ``body(original, *args, **kwargs)``.
     """
 
-    body: ClassVar[Callable[[tuple[str, ...]], Any]]
+    body: ClassVar[type[Any]]
 
     def __init__(
         self, target_class: type | None, method_name: str, names: Iterable[str], module_path: str, class_name: str
