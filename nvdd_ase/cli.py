@@ -43,6 +43,7 @@ from nvdd_ase.cli_options import (
 )
 from nvdd_ase.cli_plan import plan
 from nvdd_ase.cli_progress import step_progress
+from nvdd_ase.cli_scaling import scaling
 from nvdd_ase.cli_validate import validate
 
 if TYPE_CHECKING:
@@ -355,6 +356,7 @@ def _compute(frames: list[Atoms], calculator: Any) -> tuple[list[dict[str, Any]]
 
 
 app.command()(plan)
+app.command()(scaling)
 app.command()(validate)
 
 

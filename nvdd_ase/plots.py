@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from nvdd.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from nvdd_ase.md import MDStep
     from nvdd_ase.relax import RelaxStep
 
@@ -40,7 +42,8 @@ def plot_md(records: Sequence[MDStep], path: str | Path, title: str = "") -> Non
 
 
 def plot_md_log(log: str | Path, path: str | Path, title: str = "") -> None:
-    """Draws energy, temperature and, where there is one, pressure against time, of a log that `CSVLog` wrote."""
+    """Draws energy, temperature and, where there are such, pressure and load of the busiest rank against time, of a log that
+    `CSVLog` wrote."""
     with open(log, newline="") as file:
         lines = list(csv.DictReader(file))
     number = lambda name: [float(line[name]) for line in lines]
@@ -50,6 +53,8 @@ def plot_md_log(log: str | Path, path: str | Path, title: str = "") -> None:
     ]
     if lines and all(line["pressure_GPa"] for line in lines):
         panels.append(("pressure (GPa)", {"": number("pressure_GPa")}))
+    if any(load > 1.0 for load in number("imbalance")):  # 1 on one rank, and of ranks with equally many atoms
+        panels.append(("most atoms / mean", {"": number("imbalance")}))
     _draw(path, title, "time (ps)", [time / 1000 for time in number("time_fs")], panels)
 
 
@@ -62,6 +67,18 @@ def plot_relax(history: Sequence[RelaxStep], path: str | Path, title: str = "") 
     if history and all(state.smax_GPa is not None for state in history):
         panels.append(("largest stress (GPa)", {"": [state.smax_GPa for state in history]}))
     _draw(path, title, "step", [state.step for state in history], panels, logarithmic=slice(1, None))
+
+
+def draw_loads(axes: Axes, owned: Sequence[int], halo: Sequence[int]) -> None:
+    """Atoms that each rank owns and, on top of them, rows that it reads of others; the mean of the first as a line."""
+    ranks = range(len(owned))
+    axes.bar(ranks, owned, color="#4477aa", label="owned")
+    axes.bar(ranks, halo, bottom=owned, color="#ccbb44", label="read of others")
+    mean = sum(owned) / len(owned)
+    axes.axhline(mean, color="black", linewidth=1, linestyle="--", label=f"mean owned, most is {max(owned) / mean:.2f} times that")
+    axes.set(xlabel=f"rank, of {len(owned)}", ylabel="atoms", ylim=(0, 1.35 * max(a + b for a, b in zip(owned, halo, strict=True))))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False, fontsize="small", loc="upper center")
 
 
 def _draw(

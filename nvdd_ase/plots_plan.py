@@ -1,4 +1,4 @@
-"""The picture of `nvdd plan`: domains, the halo of one rank, and how time, efficiency and memory go with ranks."""
+"""The picture of `nvdd plan`: domains, the halo of one rank, loads, and how time, efficiency and memory go with ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nvdd.index_partition import IndexPartitioner
 from nvdd.neighbors import edges_within
 from nvdd.partition import SpatialPartitioner
 from nvdd.planning.tiles import TiledStructure
-from nvdd_ase.plots import check_plot
+from nvdd_ase.plots import check_plot, draw_loads
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,16 +23,18 @@ _MOST_DOMAINS = 64
 
 
 def plot_plan(found: RunEstimate, path: str | Path, title: str = "") -> None:
-    """Draws a slice through the domains with the halo of one, and the predictions against the number of ranks.
+    """Draws a slice through the domains with the halo of one, the loads of the ranks, and the predictions against their number.
 
-    Where the structure is large, the domains are those of fewer repeats of its cell, which the panel says.
+    Where the structure is large, the domains are those of fewer repeats of its cell, which the panel says. Loads are those
+    of the whole.
     """
     check_plot(path)
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    (domains, time), (efficiency, memory) = figure.subplots(2, 2)
-    _draw_domains(domains, found)
+    figure = Figure(figsize=(13, 7), layout="constrained")
+    (domains, loads, imbalance), (time, efficiency, memory) = figure.subplots(2, 3)
+    shown = _draw_domains(domains, found)
+    draw_loads(loads, shown.loads.owned.tolist(), shown.loads.halo.tolist())
     ranks = [plan.n_ranks for plan in found.plans]
     time.plot(ranks, [1e3 * plan.seconds for plan in found.plans], marker="o", label="a step")
     time.plot(ranks, [1e3 * plan.compute for plan in found.plans], "--", linewidth=1, label="without messages")
@@ -45,7 +47,11 @@ def plot_plan(found: RunEstimate, path: str | Path, title: str = "") -> None:
     memory.axhline(found.memory_limit / 2**30, color="tab:red", linewidth=1, linestyle="--", label="there is")
     memory.set(ylabel="memory (GiB)", yscale="log")
     memory.legend(frameon=False, fontsize="small")
-    for axes in (time, efficiency, memory):
+    imbalance.plot(ranks, [plan.loads.imbalance for plan in found.plans], marker="o")
+    imbalance.axhline(1.0, color="0.5", linestyle=":")
+    imbalance.set(ylabel="most atoms on a rank / mean")
+    imbalance.set_ylim(0.9, max(1.2, imbalance.get_ylim()[1]))
+    for axes in (imbalance, time, efficiency, memory):
         axes.set_xscale("log", base=2)
         axes.set_xticks(ranks, labels=list(map(str, ranks)))
         axes.set_xlabel("ranks")
@@ -65,7 +71,8 @@ def drawn(found: RunEstimate) -> tuple[RankPlan, TiledStructure]:
     return plan, TiledStructure(tiled.positions, tiled.cell, tiled.pbc, tuple(repeat))
 
 
-def _draw_domains(axes: Axes, found: RunEstimate) -> None:
+def _draw_domains(axes: Axes, found: RunEstimate) -> RankPlan:
+    """Gives the plan that it has drawn."""
     plan, tiled = drawn(found)
     positions, cell = tiled.build(), tiled.whole_cell
     owner = _owners(plan, tiled, positions)
@@ -86,6 +93,7 @@ def _draw_domains(axes: Axes, found: RunEstimate) -> None:
     axes.set(xlabel=f"{'xyz'[x]} (A)", ylabel=f"{'xyz'[y]} (A)")
     part = "" if tiled.repeat == found.tiled.repeat else f", of {' x '.join(map(str, tiled.repeat))} cells only"
     axes.set_title(f"owners on {plan.n_ranks} ranks{part}; rings: halo of rank {rank}", fontsize="small")
+    return plan
 
 
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")

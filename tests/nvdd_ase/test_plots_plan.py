@@ -22,7 +22,7 @@ def test_draws(tmp_path, arguments):
     plot_plan(found, tmp_path / "plan.png", title="argon")
     with Image.open(tmp_path / "plan.png") as picture:
         pixels = picture.convert("RGB")
-        assert pixels.size == (1500, 1050)
+        assert pixels.size == (1950, 1050)
         assert {(0x44, 0x77, 0xAA), (0xEE, 0x66, 0x77)} <= {colour for _, colour in pixels.getcolors(10**6)}
 
 
