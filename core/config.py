@@ -54,6 +54,10 @@ class DomainConfig:
             than 1.1 times the mean (not with ``grid_dims`` or ``balance="grid"``); None for never.
         balance_by: ``"atoms"`` or ``"time"`` that ranks compute: what is balanced then.
         device: where this rank computes; None for the mesh's device.
+
+    Raises:
+        InputError: a value that makes no sense, or options that don't go together (``"graph"`` with a grid,
+            ``compile`` with ``recompute``); the message names it.
     """
 
     cutoff: float | None = None

@@ -29,6 +29,9 @@ class AtomicData:
         node_fields: further per-atom arrays by name, (n_atoms, ...).
         system_fields: further values of the system by name (charge, spin, ...), any shape.
         extras: what no model reads but a user wants back: constraints, celldisp, non-numeric info.
+
+    Raises:
+        ValueError: shapes that don't belong together.
     """
 
     positions: Tensor
@@ -287,7 +290,11 @@ class Batch:
 
     @classmethod
     def from_data_list(cls, systems: Sequence[AtomicData]) -> Batch:
-        """Puts systems in a row; fields that only some of them have are an error."""
+        """Puts systems in a row; fields that only some of them have are an error.
+
+        Raises:
+            ValueError: no systems, or systems with different fields.
+        """
         if not systems:
             raise ValueError("Batch.from_data_list: no systems given")
         names = [(frozenset(s.node_fields), frozenset(s.system_fields)) for s in systems]

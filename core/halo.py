@@ -48,6 +48,9 @@ class ParticleHaloConfig:
             images. ``cutoff + skin`` for an interaction.
         partitioner: who owns what.
         mesh: the ranks: a `Communicator`, a ``DeviceMesh`` or a process group; None for one rank.
+
+    Raises:
+        ValueError: ``ghost_width`` is not positive.
     """
 
     ghost_width: float

@@ -27,6 +27,9 @@ class IndexPartitioner:
     Owners are fixed while a run goes on: atoms don't change ranks because they move. With ``"curve"`` they are drawn
     anew for other systems, and when `observe` has been told of 1.1 times the rows that were read at first. No result
     depends on that.
+
+    Raises:
+        InputError: less than one rank, or another plan.
     """
 
     def __init__(self, n_ranks: int, plan: str = "curve") -> None:

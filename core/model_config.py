@@ -33,6 +33,9 @@ class NeighborConfig:
             ``data.bond_of_edge``, ``data.edge_of_bond``).
         bond_cutoff: distance in A, at most ``cutoff``, within which edges have a bond and a reverse edge that the model
             reads: those in ``data.bonded_edges``; None: all edges.
+
+    Raises:
+        ValueError: a cutoff that is not positive, or a ``bond_cutoff`` without bonds or beyond the cutoff.
     """
 
     cutoff: float
@@ -77,6 +80,10 @@ class ModelConfig:
         pbc: the only periodicity along the three cell vectors for which the model has a meaning; None if it takes any.
         differentiated: of a model that returns both, whether forces are derivatives of ``"energies"`` or, where that
             costs less (sums over all atoms), of the per-system ``"energy"``. Values come from energies in any case.
+
+    Raises:
+        ValueError: ``optional_inputs`` that are no inputs, ``active_outputs`` that are no outputs, or another
+            word in ``differentiated``.
     """
 
     outputs: frozenset[str] = frozenset({"energy", "energies", "forces", "stress", "stresses"})
@@ -114,6 +121,9 @@ class EdgeLayout:
 
     ``neighbor_list`` (E, 2) and its transpose ``edge_index`` (2, E) are both at hand in a
     :class:`~nvdd.data.Batch`, whichever shape a model wants.
+
+    Raises:
+        ValueError: another column or word.
     """
 
     sender_column: int = 1

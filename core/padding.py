@@ -46,6 +46,9 @@ def resolve_cap(
 
     Returns:
         The capacity, at least ``count`` of every rank, never less than ``cap``.
+
+    Raises:
+        InputError: a negative count or capacity, ``slack`` below 0, or ``multiple`` below 2.
     """
     if count < 0 or cap < 0:
         raise InputError(f"resolve_cap: count and cap must not be negative, got {count} and {cap}")
@@ -120,7 +123,11 @@ class COOPadder(GraphPadder):
     cutoff: float = 1.0
 
     def pad(self, graph: Mapping[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
-        """See the class; grows the capacity where it must (on this rank only)."""
+        """See the class; grows the capacity where it must (on this rank only).
+
+        Raises:
+            InputError: less than two rows from ``first`` to ``last``.
+        """
         if last <= first:
             raise InputError(f"COOPadder: edges that fill up join two rows at least, got rows {first} to {last}")
         pair, n_rows = graph["pair"], last + 1 - first

@@ -29,6 +29,10 @@ class SpatialPartitioner:
 
     The owner of an atom depends on positions and cell only, so ranks that have the same input agree without
     talking.
+
+    Raises:
+        InputError: less than one rank, another ``balance``, a grid whose product is not ``n_ranks``, or a
+            grid with ``"rcb"``.
     """
 
     def __init__(self, n_ranks: int, grid: Sequence[int] | None = None, balance: str = "auto") -> None:
@@ -47,7 +51,7 @@ class SpatialPartitioner:
         self.n_ranks, self.grid, self.balance = n_ranks, grid, balance
 
     def assign(self, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
-        """(N,) owner rank of each atom at ``positions`` (N, 3), for ``cell`` (3, 3) and ``pbc`` (3,)."""
+        """(N,) owner rank of each atom at ``positions`` (N, 3), A, for ``cell`` (3, 3), A, and ``pbc`` (3,)."""
         n = len(positions)
         if self.n_ranks == 1 or n == 0:
             return np.zeros(n, np.int64)

@@ -52,6 +52,10 @@ class ExchangePlan:
             halo_rank: (n_halo,) owner of each halo row, ascending.
             halo_row: (n_halo,) its row there.
             kind: name of the rows.
+
+        Raises:
+            ValueError: halo rows that are not in the order of their owners, or owned here.
+            CommunicationError: a peer asks for a row that is not there.
         """
         if halo_rank.numel() and ((halo_rank.diff() < 0).any() or (halo_rank == comm.rank).any()):
             raise ValueError("halo rows must be in the order of their owners, and none of them owned here")

@@ -18,6 +18,10 @@ class StoragePolicy:
         gather_mode: what reading rows by an edge index does.
         system_reductions: whether sums over atoms (of one system or all) are summed over ranks. If not, a model that
             makes such a sum is refused.
+
+    Raises:
+        TypeError: this base itself is made.
+        ValueError: a mode that the policy does not have, or modes that make no sense together.
     """
 
     scatter_mode: str = "local"

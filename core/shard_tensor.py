@@ -42,7 +42,7 @@ class ShardTensor(Tensor):
         """Gives a tensor a role.
 
         Args:
-            tensor: plain tensor; the result shares its memory and its place in the autograd graph.
+            tensor: plain tensor, any shape; the result shares its memory and its place in the autograd graph.
             role: what it is; None for per-atom rows as the policy lays them out (OWNED or PADDED).
             meta: the partition.
             spec: an MLIPSpec whose policy and custom operations differ from those of ``meta``.

@@ -145,6 +145,10 @@ def scatter_to_owners(out: Tensor) -> Tensor:
 
     Returns:
         Rows as the policy has them: (n_owned, ...) of complete sums, or (n_padded, ...) with the halo refreshed.
+
+    Raises:
+        DistributedOpError: ``out`` is not (n_padded, ...) rows of atoms, or the policy lets nothing cross
+            ranks.
     """
     context = context_of((out,))
     if context is None or (isinstance(out, ShardTensor) and out._role is Role.OWNED):
@@ -174,6 +178,9 @@ def system_sum(values: Tensor, index: Tensor, n_systems: int, scope: Scope = Sco
 
     Returns:
         (n_systems, ...) totals; under ``Scope.OWNED`` the same on every rank, else this rank's share.
+
+    Raises:
+        DistributedOpError: ``values`` and ``index`` have different lengths, or not the rows of this rank.
     """
     context = context_of((values, index))
     rows, systems = to_local(values), to_local(index)
@@ -217,6 +224,9 @@ def entries_at(index: Tensor, places: Tensor) -> Tensor:
     Returns:
         (A,) rows of what the index points to. What is read by it has a row for each place: take `to_local` of it where it
         meets rows of edges.
+
+    Raises:
+        DistributedOpError: ``index`` is not one index (E,).
     """
     if not isinstance(index, ShardTensor):
         return index[places]

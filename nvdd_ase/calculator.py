@@ -189,7 +189,11 @@ class NVDDCalculator(Calculator):
 
     def report(self) -> list[dict[str, Any]]:
         """For each rank: owned atoms, halo rows, edges, rebuilds of the neighbour list; process id, device, number of
-        evaluations; seconds by phase of the last one."""
+        evaluations; seconds by phase of the last one.
+
+        Raises:
+            NvddError: the ranks are closed.
+        """
         if self._backend is None:
             raise NvddError("the ranks are closed; there is nothing to report")
         return self._backend.call("report")

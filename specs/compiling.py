@@ -29,6 +29,9 @@ class CompilePolicy:
             from step to step; False refuses to be compiled.
         graph_padder: import path, ``"module:Class"``, of a subclass of `nvdd.COOPadder`; None for that.
         force_strategy: of the compiled forward; None for the spec's.
+
+    Raises:
+        ValueError: ``static_shapes`` is no bool, or ``graph_padder`` is no import path.
     """
 
     static_shapes: bool = True

@@ -18,6 +18,9 @@ class DistributionSpec:
         policy: storage layout of per-atom tensors, and what gathers and scatters do.
         custom_ops: an `OpAdapter` for each custom operation that the model calls with rows or indices.
         third_party_helpers: `MethodAdapter`, `FunctionAdapter`, `PythonAdapter`, `JitAdapter` for Python code.
+
+    Raises:
+        ValueError: no storage policy, an adapter in the wrong one of the two places, or two of one target.
     """
 
     policy: StoragePolicy = field(default_factory=HaloStoragePolicy)

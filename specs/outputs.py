@@ -34,6 +34,9 @@ class OutputSpec:
         kind: shape.
         reduce: ``ALL_REDUCE`` goes with ``PER_GRAPH`` (such as a stress by the strain trick, of which each rank has a
             share), ``OWNED_ONLY`` with ``PER_NODE``.
+
+    Raises:
+        ValueError: a reduction that does not go with the kind.
     """
 
     kind: OutputKind

@@ -103,7 +103,11 @@ class PythonAdapter(_Attribute):
         return self.replacement is None
 
     def install(self, scope: DDContext | None = None) -> Installed:
-        """Puts the replacement in place, in the forward ``scope`` or everywhere."""
+        """Puts the replacement in place, in the forward ``scope`` or everywhere.
+
+        Raises:
+            InputError: there is no such attribute, or no replacement yet.
+        """
         if self.replacement is None:
             raise InputError(
                 f"{self} has no replacement; give one, or add it in the wrapper's distributed_setup(ctx): "
@@ -119,6 +123,10 @@ class FunctionAdapter(PythonAdapter):
     Args:
         func: the function; it must be found in the module that it says it comes from, under its name.
         replacement: with the same signature.
+
+    Raises:
+        InputError: a scripted function, no function of a module, or one that is not found where it says it
+            comes from.
     """
 
     kind: ClassVar[str] = "function"
@@ -147,6 +155,10 @@ class JitAdapter(_Attribute):
         mode: ``"eager"``: the replacement runs, and dispatch sees each of its operations; ``"marshal"``: the scripted
             function itself runs, on plain tensors, and its results are rows of what its arguments are rows of. That
             is right if it works row by row, with rows first; edge indices are refused.
+
+    Raises:
+        InputError: another mode, or ``"marshal"`` with a replacement; when it is installed: no Python source
+            to run.
     """
 
     kind: ClassVar[str] = "jit"
@@ -160,7 +172,11 @@ class JitAdapter(_Attribute):
             raise InputError(f"{self}: mode='marshal' runs the scripted function itself; leave the replacement out")
 
     def install(self, scope: DDContext | None = None) -> Installed:
-        """Puts the replacement in place, in the forward ``scope`` or everywhere."""
+        """Puts the replacement in place, in the forward ``scope`` or everywhere.
+
+        Raises:
+            InputError: there is no such function, or its Python source is not known.
+        """
         owner, name = self._owner()
         value, wraps = self.replacement, False
         if self.mode == "marshal":
@@ -195,6 +211,10 @@ class MethodAdapter(Adapter):
         method_name: the method; static and class methods do as well.
         replacement: the body; ``original`` is the method without its instance.
         module_path, class_name: the class by names.
+
+    Raises:
+        InputError: no class, or a replacement that can't be called; when it is installed: no such class or
+            method.
     """
 
     module_path: str
@@ -252,7 +272,11 @@ class MethodAdapter(Adapter):
         return _method_adapter, (self.method_name, self.replacement, names)
 
     def install(self, scope: DDContext | None = None) -> Installed:
-        """Wraps the method, in the forward ``scope`` or everywhere."""
+        """Wraps the method, in the forward ``scope`` or everywhere.
+
+        Raises:
+            InputError: there is no such class or method, or no replacement yet.
+        """
         owner = self._class
         if owner is None:
             module = import_module(self.module_path, str(self))
@@ -272,7 +296,11 @@ class MethodAdapter(Adapter):
             raise InputError(f"{self}: {self.class_name} has no method {self.method_name!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The adapter as JSON values."""
+        """The adapter as JSON values.
+
+        Raises:
+            InputError: its class can't be found again by name.
+        """
         if "<" in self.class_name or self.module_path == "__main__":
             raise InputError(
                 f"{self} adapts a class that is defined in a script or inside a function, so it can't be written to a file "

@@ -49,6 +49,9 @@ class BaseDynamics:
             others; all else may change, see `resume`.
         holds_com: whether a front end holds the centre of mass unless it is told otherwise: the algorithm sets a
             temperature, to which a drift of the whole does not belong, and keeps the total momentum.
+
+    Raises:
+        InputError: ``timestep`` is not positive.
     """
 
     # of the class or, where they are methods, of the object

@@ -52,6 +52,10 @@ class DomainParallel:
         run.partition(Batch.from_atoms(atoms))  # those of rank 0 are taken
         run.run(1000)
         final = run.gather()  # a Batch on rank 0, None elsewhere
+
+    Raises:
+        InputError: ``dynamics`` is none, ``config`` beside a `DistributedModel`, which has its own, the
+            strategy ``"graph"``, or a ``ghost_width`` below cutoff + skin.
     """
 
     def __init__(
@@ -154,6 +158,9 @@ class DomainParallel:
 
         Positions, velocities, cell and constraints are taken, not the state of the other integrator. The other run's
         atoms are left as they are. Every rank calls it at once.
+
+        Raises:
+            InputError: the other run has another number of ranks.
         """
         if batch.comm.size != self.comm.size or batch.comm.rank != self.comm.rank:
             raise InputError(
@@ -219,7 +226,11 @@ class DomainParallel:
 
     @property
     def state(self) -> DynamicsState:
-        """Atoms of this rank."""
+        """Atoms of this rank.
+
+        Raises:
+            NvddError: there are no atoms yet.
+        """
         if self.batch is None:
             raise NvddError("there are no atoms yet: call partition(batch) first")
         return self.batch.state
@@ -232,7 +243,11 @@ class DomainParallel:
     # -- steps
 
     def run(self, steps: int) -> bool:
-        """Makes steps until all are done or the dynamics has converged; whether it has. Every rank calls it at once."""
+        """Makes steps until all are done or the dynamics has converged; whether it has. Every rank calls it at once.
+
+        Raises:
+            InputError: a negative number of steps.
+        """
         if steps < 0:
             raise InputError(f"the number of steps must be zero or more, got {steps}")
         self.start()

@@ -26,7 +26,9 @@ class FIRE(Relaxation):
     unit. Decisions are taken for each system, from its forces and velocities alone.
 
     Args:
-        fmax, cell: as for `Relaxation`.
+        fmax: eV/A, largest force that an atom may have at the end; with a cell also a row of the cell's forces, the virial
+            over the number of atoms.
+        cell: None for a fixed cell; ``"frechet"``, ``"unit"`` or a `CellRelaxation`.
         dt, dtmax: first and largest time step.
         maxstep: A, largest length of a step of all coordinates together.
         Nmin: downhill steps before the time step grows.
@@ -147,7 +149,7 @@ class FIRE2(FIRE):
     doi:10.1016/j.commatsci.2022.111978), and ``maxstep`` bounds each component.
 
     Args:
-        fmax, cell: as for `Relaxation`.
+        fmax, cell: as for `FIRE`.
         dtmin: smallest time step.
         use_abc: ABC-FIRE.
         dt, maxstep, dtmax, Nmin, finc, fdec, astart, fa: as for `FIRE`.

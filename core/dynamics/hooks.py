@@ -41,6 +41,9 @@ class Hook:
         observes: whether it is given an `Observation`, which costs one message.
         needs_stress: whether the stress is computed for the steps at which it is called.
         stops: True to end the run after this step. One rank on which it is True is enough.
+
+    Raises:
+        InputError: ``every`` is no positive whole number.
     """
 
     scope = HookScope.GLOBAL

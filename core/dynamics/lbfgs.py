@@ -26,11 +26,16 @@ class LBFGS(Relaxation):
     whatever the memory; all else is a problem of the size of the memory that every rank solves alike.
 
     Args:
-        fmax, cell: as for `Relaxation`.
+        fmax: eV/A, largest force that an atom may have at the end; with a cell also a row of the cell's forces, the virial
+            over the number of atoms.
+        cell: None for a fixed cell; ``"frechet"``, ``"unit"`` or a `CellRelaxation`.
         maxstep: A, furthest that an atom may move in a step.
         memory: pairs (s, y) that are kept; each takes 48 bytes an atom.
         damping: factor of every step.
         alpha: eV/A^2, curvature that is assumed before there are pairs.
+
+    Raises:
+        InputError: ``maxstep`` above 1 A.
     """
 
     must_agree = (*Relaxation.must_agree, "memory")

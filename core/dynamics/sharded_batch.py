@@ -86,6 +86,9 @@ class ShardedBatch:
         """Per-atom tensors of all atoms, those of ``names``, in the order of global ids, on rank 0 (on the host); None elsewhere.
 
         Every rank calls it at once. They come in pieces straight into place.
+
+        Raises:
+            InputError: a name that no per-atom tensor has.
         """
         everything = self.state.per_atom()
         unknown = set(names) - set(everything)

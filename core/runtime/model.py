@@ -47,6 +47,11 @@ class DistributedModel:
         model = DistributedModel(LennardJonesModelWrapper(epsilon=0.0104, sigma=3.4), DomainConfig(mesh=mesh))
         out = model(Batch.from_atoms(atoms))  # the same batch on every rank
         out["energy"], out.ids, out["forces"]  # forces of the atoms that this rank owns
+
+    Raises:
+        InputError: a cutoff below the model's, a model on another device than its ranks, or a ``spec`` for a
+            sum of models; from a call: an output that the model does not have, or what its options refuse.
+        DistributedOpError: from a call, what the model does has no known meaning over ranks.
     """
 
     def __init__(
@@ -120,7 +125,11 @@ class DistributedModel:
 
     @property
     def adapters(self) -> AdapterRegistry:
-        """Those of the model, in place while it runs; ``distributed_setup`` may add to them."""
+        """Those of the model, in place while it runs; ``distributed_setup`` may add to them.
+
+        Raises:
+            InputError: the model is a sum, each block of which has its own.
+        """
         if len(self.blocks) > 1:
             raise InputError("each block of a sum of models has adapters of its own: blocks[k].adapters")
         return self.blocks[0].adapters

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -106,6 +111,137 @@ def test_what_lacks_words_is_found(monkeypatch):
     monkeypatch.setattr(nvdd_ase, "__all__", ["Silent"])
     assert without_docstring("nvdd_ase") == ["Silent.grow"]
     assert unnamed_parameters("nvdd_ase") == ["Silent(shape)", "Silent.grow(by)"]
+
+
+# -- shapes, units, errors ----------------------------------------------------------------------------------------------
+
+TENSOR = re.compile(r"(?:torch\.|np\.)?(?:Tensor|ndarray)(?: \| None)?")  # an annotation
+SHAPE = re.compile(r"\([^()]*(?:\([^()]*\))?[^()]*,[^()]*\)|any shape|its shape|as it is")
+# A and s with what stands before a unit, not the article and the genitive
+UNIT = re.compile(
+    r"(?<![\w`])(eV|eV/A|eV/A\^[23]|fs|1/fs|K|GPa|amu|seconds|bytes|bytes/s)(?![\w`])|(?:[:,)\d] |in |float64 )(A|s)(?![\w`])"
+)
+ELSEWHERE = re.compile(r"(?:as (?:for|in|of)|see|as) +`")
+#: names of parameters and attributes that have a unit
+PHYSICAL = re.compile(
+    "positions|cells?|cutoff|bond_cutoff|skin|ghost_width|migration_hysteresis|velocities|masses|total_mass|forces|energy|energies|"
+    "stress|volume|timestep|temperature|pressure|friction|tau|tau_t|tau_p|tau_cell|fmax|maxstep|kinetic|latency|bandwidth|"
+    "start_timeout|timeout|edge_vectors|time"
+)
+
+
+def entries(text: str, name: str) -> list[str]:
+    """Of docstrings the paragraphs, and the items of lists of arguments, that name a parameter or attribute."""
+    parts = re.split(r"\n[ \t]*\n|\n(?=[ \t]*[\w`*, ]+: )", text)
+    return [part for part in parts if re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", part)]
+
+
+def annotated(package: str) -> Iterator[tuple[str, str, str, str]]:
+    """(place, name, annotation, docstrings) of each parameter and dataclass field; of what is returned the name is empty."""
+
+    def look(where: str, function: Any, text: str, returned: bool = True) -> Iterator[tuple[str, str, str, str]]:
+        for name, annotation in getattr(function, "__annotations__", {}).items():
+            if name != "return":
+                yield f"{where}({name})", name, str(annotation), text
+            elif returned:
+                yield where, "", str(annotation), text
+
+    for name, value in public(package):
+        if inspect.isfunction(value):
+            yield from look(name, value, inspect.cleandoc(value.__doc__ or ""))
+        elif inspect.isclass(value):
+            if "__init__" in vars(value):  # also a dataclass's
+                yield from look(name, value.__init__, docs_of(value), returned=False)
+            for method, function in methods(value):
+                text = docs_of(value, method) if list(inspect.signature(function).parameters)[1:] else inspect.getdoc(function)
+                yield from look(f"{name}.{method}", function, text or "")
+
+
+def without_shape(package: str) -> list[str]:
+    """Tensors and arrays of which no docstring says the shape."""
+    missing = []
+    for where, name, annotation, text in annotated(package):
+        told = entries(text, name) if name else [text]
+        if TENSOR.fullmatch(annotation) and not any(SHAPE.search(part) or ELSEWHERE.search(part) for part in told):
+            missing.append(where)
+    return missing
+
+
+def without_unit(package: str) -> list[str]:
+    """Physical quantities of which no docstring says the unit."""
+    missing = []
+    for where, name, annotation, text in annotated(package):
+        last = where.rpartition(".")[2]
+        quantity = name or (last if not last.endswith(")") else "")
+        if not PHYSICAL.fullmatch(quantity) or annotation in ("None", "bool") or "CellRelaxation" in annotation:
+            continue
+        told = entries(text, name) if name else [text]
+        if not any(UNIT.search(part) or ELSEWHERE.search(part) for part in told):
+            missing.append(where)
+    return missing
+
+
+def raised(function: Any) -> set[str]:
+    """Errors that the function's own lines raise, by name; not those of what it calls."""
+    found = set()
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            found.add(getattr(node.exc.func, "id", getattr(node.exc.func, "attr", "")))
+    return found
+
+
+def untold_errors(package: str) -> list[str]:
+    """Errors that a public function raises and its docstring, or its class's, does not name."""
+    missing = []
+    for name, value in public(package):
+        functions = [(name, value, value.__doc__ or "")] if inspect.isfunction(value) else []
+        if inspect.isclass(value):
+            for own in ("__init__", "__post_init__"):
+                if inspect.isfunction(vars(value).get(own)) and "<string>" not in vars(value)[own].__code__.co_filename:
+                    functions.append((name, vars(value)[own], docs_of(value)))
+            functions += [(f"{name}.{m}", function, docs_of(value, m)) for m, function in methods(value)]
+        for where, function, text in functions:
+            missing += [f"{where}: {error}" for error in sorted(raised(inspect.unwrap(function))) if error not in text]
+    return missing
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("lacking", [without_shape, without_unit, untold_errors], ids=lambda f: f.__name__)
+def test_docstrings_say_shapes_units_and_errors(package, lacking):
+    assert not lacking(package)
+
+
+def test_missing_shapes_units_and_errors_are_found(monkeypatch):
+    """The three checks above see what is missing, and what is there."""
+    nvdd_ase = importlib.import_module("nvdd_ase")
+
+    class Silent:
+        """Has ``forces`` and ``where``.
+
+        Args:
+            positions: (n, 3) A.
+            cell: rows are vectors.
+            where: any shape.
+            skin: margin of the search.
+        """
+
+        def __init__(self, positions: np.ndarray, cell: np.ndarray, where: np.ndarray, skin: float) -> None:
+            if skin < 0:
+                raise ValueError(skin)
+
+        def forces(self) -> np.ndarray:
+            """Newton's.
+
+            Raises:
+                TypeError: always.
+            """
+            raise TypeError("no forces")
+
+    monkeypatch.setattr(nvdd_ase, "Silent", Silent, raising=False)
+    monkeypatch.setattr(nvdd_ase, "__all__", ["Silent"])
+    assert without_shape("nvdd_ase") == ["Silent(cell)", "Silent.forces"]
+    assert without_unit("nvdd_ase") == ["Silent(cell)", "Silent(skin)", "Silent.forces"]
+    assert untold_errors("nvdd_ase") == ["Silent: ValueError"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
