@@ -20,7 +20,7 @@ setup(
     packages=list(PACKAGES),
     package_dir=PACKAGES,
     package_data={
-        "nvdd": ["py.typed", "__init__.pyi"],
+        "nvdd": ["py.typed", "__init__.pyi", "troubleshooting.md"],
         "nvdd_ase": ["py.typed"],
         "nvdd_lammps": ["py.typed", "src/*.cpp", "src/*.h"],  # compiled at first use: nvdd_lammps/build.py
     },

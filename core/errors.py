@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import sys
 
-class NvddError(RuntimeError):
+
+class _Explained(Exception):
+    """Below the message, a traceback names the entry of docs/troubleshooting.md that explains it (Python 3.11 and newer)."""
+
+    def __init__(self, *_message: object) -> None:
+        super().__init__(*_message)
+        if sys.version_info >= (3, 11) and (where := link_of(str(self))):
+            self.add_note(where)
+
+
+def link_of(message: str) -> str:
+    """Where a message is explained, ``"docs/troubleshooting.md#..., nvdd explain ..."``; empty if nowhere in particular."""
+    from nvdd.remedies import entry_of  # reads the page, at the first error
+
+    entry = entry_of(message)
+    return f"docs/troubleshooting.md#{entry.anchor}, or: nvdd explain {entry.anchor}" if entry else ""
+
+
+class NvddError(_Explained, RuntimeError):
     """Base class of the errors that nvdd raises while it runs."""
 
 
-class InputError(ValueError):
+class InputError(_Explained, ValueError):
     """An input that no rank can work with: the message names the value and the remedy."""
 
 
-class MissingDependencyError(ImportError):
+class MissingDependencyError(_Explained, ImportError):
     """A package that a model family needs is not installed; the message has the install command."""
 
 

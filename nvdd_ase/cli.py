@@ -369,6 +369,24 @@ def models(debug: Debug = False) -> None:
 
 @app.command()
 @report.readable_errors
+def explain(
+    message: Annotated[str, typer.Argument(help="An error message, in quotes, or the name of an entry.", show_default=False)],
+    debug: Debug = False,
+) -> None:
+    """Say what an error message means and what to do; exit code 1 if the page has no entry for it."""
+    from nvdd.remedies import entry_of
+
+    entry = entry_of(message)
+    if entry is None:
+        report.complain("no entry of docs/troubleshooting.md is about this message; search the page for its words")
+        raise typer.Exit(report.EXIT_UNKNOWN)
+    report.say(f"message     {entry.message.replace('`', '')}")
+    report.say(f"remedy      {entry.remedy}")
+    report.say(f"page        docs/troubleshooting.md#{entry.anchor}")
+
+
+@app.command()
+@report.readable_errors
 def handlers(debug: Debug = False) -> None:
     """List what each torch operation means over several ranks."""
     report.print_handlers()

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nvdd.errors import InputError, MissingDependencyError, NvddError, RankError
+from nvdd.errors import InputError, MissingDependencyError, NvddError, RankError, link_of
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -24,6 +24,7 @@ err = Console(stderr=True, highlight=False)
 
 EXIT_NOT_CONVERGED = 1
 EXIT_UNUSABLE = 1
+EXIT_UNKNOWN = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
@@ -43,7 +44,9 @@ def readable_errors(command: Callable[..., None]) -> Callable[..., None]:
                 err.print(Text(traceback.format_exc()), soft_wrap=True)
                 if isinstance(error, RankError) and error.details:
                     err.print(Text(f"on rank {error.rank}:\n{error.details}"), soft_wrap=True)
-            complain(f"error: {str(error) or type(error).__name__}")
+            message = str(error) or type(error).__name__
+            where = link_of(message)
+            complain(f"error: {message}{where and f' [{where}]'}")
             raise typer.Exit(EXIT_ERROR) from None
 
     return run

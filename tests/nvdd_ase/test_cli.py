@@ -530,3 +530,14 @@ def test_progress(terminal):
     assert "nve" in shown and "3/3" in shown and "steps/s" in shown and "T 3 K" in shown
     if not terminal:
         assert shown.splitlines()[0] == "nve 0/3  T 0 K" and os.linesep.join(shown.splitlines()[1:]).count("nve") == 1
+
+
+def test_explain():
+    out = nvdd("explain", "nvdd: the periodic cell vectors are linearly dependent").stdout
+    assert "remedy      give three independent vectors" in out and out.endswith("docs/troubleshooting.md#dependent\n")
+    assert nvdd("explain", "dependent").stdout == out
+    assert "no entry" in nvdd("explain", "a text about something else altogether", code=1).stderr
+
+
+def test_errors_name_their_entry(tmp_path):
+    assert refused("single", tmp_path / "none.xyz", *LJ).endswith("[docs/troubleshooting.md#cli-file, or: nvdd explain cli-file]")
