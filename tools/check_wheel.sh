@@ -23,7 +23,7 @@ step "sdist, and the wheel from it"
 "$python" -m build --no-isolation --outdir "$work/dist" . >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 wheel=$(echo "$work"/dist/*.whl)
 "$python" -m zipfile -l "$wheel" >"$work/files"
-for file in nvdd/py.typed nvdd/__init__.pyi nvdd_lammps/src/plugin.cpp nvdd/models/mace.py nvdd/specs/spec.py; do
+for file in nvdd/py.typed nvdd/__init__.pyi nvdd/troubleshooting.md nvdd_lammps/src/plugin.cpp nvdd/models/mace.py nvdd/specs/spec.py; do
   grep -q "^$file " "$work/files" || { echo "$file is not in the wheel" >&2; exit 1; }
 done
 
