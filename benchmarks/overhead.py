@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/overhead.py                  # ranks 1, and the split on 2 ranks
     OMP_NUM_THREADS=1 python benchmarks/overhead.py --models mace,lj --atoms 1000
 
-"own" is the wrapper's forward and the derivative by edge vectors, with the edges given: what the model costs whoever
-calls it. "nvdd" adds the check of the skin, filtering candidates, dispatch, forces, stress and results. Interleaved
-calls, medians; the accuracy beside the speed is against the model's own calculator.
+"own" is the wrapper in one process, with its edges given: vectors, energies, and by autograd forces and stress. "kernel"
+is a part of that: its forward and the derivative by edge vectors. "nvdd" adds the check of the skin, the choice of edges,
+dispatch and results. Interleaved calls, medians of processor time; the accuracy beside the speed is against the model's own
+calculator.
 """
 
 from __future__ import annotations
@@ -55,7 +56,30 @@ def own_step(wrapper, atoms):
     return step
 
 
-def interleaved(functions, repeats: int) -> list[float]:
+def own_evaluation(wrapper, atoms):
+    """A function that gives energy, forces and stress by the model alone, with its graph given."""
+    from nvdd import Batch
+    from nvdd.neighbors import attach_neighbors
+
+    layout = wrapper.edge_layout
+    batch = attach_neighbors(Batch.from_atoms(atoms), wrapper.model_config.neighbor_config.cutoff, layout)
+    shifts, identity = batch.neighbor_list_shifts.to(torch.float64), torch.eye(3, dtype=torch.float64)
+
+    def evaluate():
+        positions = batch.positions.clone().requires_grad_(True)
+        strain = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
+        deformation = identity + 0.5 * (strain + strain.T)
+        x, cell = positions @ deformation, batch.cell[0] @ deformation
+        between = x.index_select(0, batch.senders) - x.index_select(0, batch.receivers)
+        batch._edge_vectors = (layout.sign * between + shifts @ cell).to(wrapper.dtype)
+        energies = wrapper(batch)["energies"]
+        forces, virial = torch.autograd.grad(energies.sum(), (positions, strain))
+        return energies.sum(), -forces, virial / batch.cell[0].det().abs()
+
+    return evaluate
+
+
+def interleaved(functions, repeats: int, clock=time.perf_counter) -> list[float]:
     """Median seconds of each function, called in turn so that a busy machine slows all alike."""
     for f in functions:
         f()
@@ -63,9 +87,9 @@ def interleaved(functions, repeats: int) -> list[float]:
     seconds = [[] for _ in functions]
     for _ in range(repeats):
         for f, times in zip(functions, seconds, strict=True):
-            start = time.perf_counter()
+            start = clock()
             f()
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
     return [statistics.median(t) for t in seconds]
 
 
@@ -105,7 +129,8 @@ def main() -> None:
         atoms = structure(name, arguments.atoms)
         wrapper = parity.wrapper(name)
         model, batch = DistributedModel(wrapper), Batch.from_atoms(atoms)
-        own, ours = interleaved([own_step(wrapper, atoms), lambda m=model, b=batch: m(b, OUTPUTS)], arguments.repeats)
+        steps = [own_step(wrapper, atoms), own_evaluation(wrapper, atoms), lambda m=model, b=batch: m(b, OUTPUTS)]
+        kernel, own, ours = interleaved(steps, arguments.repeats, time.process_time)
         with dispatch_trace() as trace:
             out = model(batch, OUTPUTS)
         parity.STRUCTURES["benchmark"] = lambda a=atoms: a
@@ -114,6 +139,7 @@ def main() -> None:
         reference = parity.reference(name, "benchmark")
         error = np.abs(out["forces"].numpy() - reference.forces).max()
         print(f"{name}: {len(atoms)} atoms, {out.n_edges} edges, {str(wrapper.dtype)[6:]}: own {1e3 * own:.1f} ms, "
+              f"kernel {1e3 * kernel:.1f} ms, "
               f"nvdd on one rank {1e3 * ours:.1f} ms, ratio {ours / own:.3f}, {trace.n_exchanges} exchanges; "
               f"max |dF| {error:.1e} of {np.abs(reference.forces).max():.2f} eV/A")  # fmt: skip
         print(

@@ -27,12 +27,14 @@ class NeighborConfig:
     """The neighbours that a model reads.
 
     Attributes:
-        cutoff: distance in A; the model sees the edges with r < cutoff and no other.
+        cutoff: distance in A; the model sees the edges with r < cutoff and no other, except where ``drops_far_edges``.
         format: COO or MATRIX.
         bonds: whether the model reads reverse edges or undirected bonds (``data.reverse_edges``,
             ``data.bond_of_edge``, ``data.edge_of_bond``).
         bond_cutoff: distance in A, at most ``cutoff``, within which edges have a bond and a reverse edge that the model
             reads: those in ``data.bonded_edges``; None: all edges.
+        drops_far_edges: whether edges with r >= cutoff count exactly nothing in the model: it may be given some, within
+            the skin, which spares a choice of edges at each step. For models that cost little more than that choice.
 
     Raises:
         ValueError: a cutoff that is not positive, or a ``bond_cutoff`` without bonds or beyond the cutoff.
@@ -42,10 +44,13 @@ class NeighborConfig:
     format: NeighborListFormat = NeighborListFormat.COO
     bonds: bool = False
     bond_cutoff: float | None = None
+    drops_far_edges: bool = False
 
     def __post_init__(self) -> None:
         if not self.cutoff > 0:
             raise ValueError(f"NeighborConfig: cutoff must be positive, got {self.cutoff!r} A")
+        if self.bonds and self.drops_far_edges:
+            raise ValueError("NeighborConfig: drops_far_edges=True does not go with bonds=True; leave one of them out")
         if self.bond_cutoff is not None and not (self.bonds and 0 < self.bond_cutoff <= self.cutoff):
             raise ValueError(
                 f"NeighborConfig: bond_cutoff must be between 0 and the cutoff, {self.cutoff!r} A, and goes with bonds=True; "

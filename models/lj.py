@@ -123,7 +123,7 @@ class LennardJonesModelWrapper(torch.nn.Module, BaseModelMixin):
         self.register_buffer("sigma", table_s.to(dtype))
         self.register_buffer("offset", table_o.to(dtype))
         self.register_buffer("species_of_number", species_of_number)
-        self.model_config = ModelConfig(neighbor_config=NeighborConfig(cutoff=self.cutoff), elements=elements)
+        self.model_config = ModelConfig(neighbor_config=NeighborConfig(cutoff=self.cutoff, drops_far_edges=True), elements=elements)
 
     def forward(self, data: Batch) -> ModelOutputs:
         """``{"energies": (n_atoms,)}``, eV: half of each pair's energy to each of its atoms."""

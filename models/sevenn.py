@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 
 from nvdd.config import StrategyKind
 from nvdd.errors import InputError, MissingDependencyError
+from nvdd.models import sevenn_fused
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.calculators import is_own_calculator
 from nvdd.models.registry import ModelFamily
@@ -29,7 +31,7 @@ class SevenNetWrapper(torch.nn.Module, BaseModelMixin):
 
     The blocks of the model run one by one up to the energies of the atoms; those that make a total energy and
     forces don't run. What crosses ranks is one node feature per layer. The model is used as it is: no block
-    and no flag of it is changed.
+    and no flag of it is changed. Fused convolutions stay fused over ranks.
 
     Args:
         model: an ``AtomGraphSequential``.
@@ -39,9 +41,10 @@ class SevenNetWrapper(torch.nn.Module, BaseModelMixin):
         model: the module.
         modal: the fidelity in use, or None.
         checkpoint_config: the configuration from which sevenn builds the model; None if it is not from a checkpoint.
+        kernels: ``"enable_cueq"`` or another kind of fused convolutions that was asked for, or None.
 
     Raises:
-        InputError: the module is no eager serial SevenNet model, uses fused kernels, or needs another modal.
+        InputError: the module is no eager serial SevenNet model, or needs another modal.
         MissingDependencyError: sevenn is missing.
     """
 
@@ -51,6 +54,8 @@ class SevenNetWrapper(torch.nn.Module, BaseModelMixin):
         self._blocks = _blocks(model)
         self.model = model
         self.checkpoint_config: dict[str, Any] | None = None
+        self.kernels: str | None = None
+        self._fused = sevenn_fused.is_fused(model)
         self.modal, index = _modal(getattr(model, "modal_map", None) or {}, modal)
         self.model_config = ModelConfig(
             neighbor_config=NeighborConfig(cutoff=float(model.cutoff)),
@@ -65,7 +70,13 @@ class SevenNetWrapper(torch.nn.Module, BaseModelMixin):
 
     @classmethod
     def from_checkpoint(
-        cls, name_or_path: str | os.PathLike, modal: str | None = None, dtype: torch.dtype | None = None
+        cls,
+        name_or_path: str | os.PathLike,
+        modal: str | None = None,
+        dtype: torch.dtype | None = None,
+        enable_cueq: bool = False,
+        enable_flash: bool = False,
+        enable_oeq: bool = False,
     ) -> SevenNetWrapper:
         """Loads a checkpoint file, or a pretrained model by name.
 
@@ -76,6 +87,8 @@ class SevenNetWrapper(torch.nn.Module, BaseModelMixin):
             modal: see the class.
             dtype: type of weights and edge vectors, torch.float32 or torch.float64; None for float32, which
                 is what SevenNet's weights are.
+            enable_cueq, enable_flash, enable_oeq: convolutions are kernels of cuEquivariance, FlashTP or OpenEquivariance,
+                as in ``SevenNetCalculator``; without a GPU they change nothing.
 
         Returns:
             A wrapper on the CPU, for inference: its parameters need no gradient.
@@ -83,17 +96,28 @@ class SevenNetWrapper(torch.nn.Module, BaseModelMixin):
         Raises:
             InputError: no such file or name, weights that are not on this machine (nothing is ever
                 downloaded), a file that is no SevenNet checkpoint; and what the class raises.
+            MissingDependencyError: the package of such kernels is missing.
         """
         _import_sevenn()
-        model, config = _load(_find(name_or_path))
+        kernels = sevenn_fused.one_of(enable_cueq=enable_cueq, enable_flash=enable_flash, enable_oeq=enable_oeq)
+        model, config = _load(_find(name_or_path), kernels)
         wrapper = cls(model, modal=modal)
         wrapper.checkpoint_config = config
+        wrapper.use(kernels)
         return wrapper.to(dtype=dtype or torch.float32).eval().requires_grad_(False)
+
+    def use(self, kernels: str | None) -> None:
+        """Notes which convolutions were asked for: a file of the model has weights that any kind takes."""
+        self.kernels = kernels
+        if kernels is not None:
+            sevenn_fused.keep_weights_only(self.model)
 
     def forward(self, data: Batch) -> ModelOutputs:
         """Energies (n_atoms,) in eV, in the type of the weights."""
         import sevenn._keys as key
 
+        if self._fused:
+            sevenn_fused.check_device(self.model, self._modal_index.device)
         values = self.adapt_input(data)
         for name in self._blocks:
             values = self.model._modules[name](values)
@@ -122,6 +146,8 @@ class SevenNetWrapper(torch.nn.Module, BaseModelMixin):
         import sevenn._keys as key
 
         spec = SPEC_MPNN_GP if strategy is StrategyKind.GRAPH_PARTITION else SPEC_MPNN_HALO
+        if self._fused:
+            return sevenn_fused.with_adapters(spec)  # its kernels keep no rows of edges
         blocks = (self.model._modules[name] for name in self._blocks)
         convolutions = [block for block in blocks if type(block).__name__ == "IrrepsConvolution"]
         return spec.with_adapters(*EdgeStage.of(convolutions, (key.EDGE_ATTR, key.EDGE_EMBEDDING)))
@@ -148,12 +174,6 @@ def _blocks(model: torch.nn.Module) -> list[str]:
         raise InputError(
             "this SevenNet model is a part of one (built for LAMMPS, parallel=True); take the serial model"
         )
-    if any(type(m).__name__ == "IrrepsScatterGatterFusedConvolution" for m in model.children()):
-        raise InputError(
-            "this SevenNet model uses a fused convolution kernel (cuEquivariance, FlashTP, OpenEquivariance) "
-            "that reads neighbour rows by itself; take the e3nn model (SevenNetCalculator without "
-            "enable_cueq, enable_flash, enable_oeq, and no environment variable SEVENNET_ENABLE_*)"
-        )
     # these two make inputs that the wrapper makes itself: vectors from positions, the number of the modal
     own = ("EdgePreprocess", "_ModalInputPrepare")
     to_energy = names[: names.index("rescale_atomic_energy") + 1]
@@ -175,14 +195,16 @@ def _modal(modals: dict[str, int], modal: str | None) -> tuple[str | None, int]:
 # --- files --------------------------------------------------------------------------------------------------
 
 
-def _load(path: Path) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """The model, and the configuration from which it was built."""
+def _load(path: Path, kernels: str | None) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The model, with fused convolutions where they can be, and the configuration from which it was built."""
     from sevenn.checkpoint import SevenNetCheckpoint
 
     try:
-        with _default_dtype(torch.float32):  # sevenn mixes the default type with float32 otherwise
+        fused = {kernels: True} if sevenn_fused.usable(kernels) else {}
+        # sevenn mixes the default type with float32 otherwise, and prints that it converts
+        with _default_dtype(torch.float32), contextlib.redirect_stdout(io.StringIO()):
             checkpoint = SevenNetCheckpoint(path)
-            return checkpoint.build_model(), checkpoint.config
+            return checkpoint.build_model(**fused), checkpoint.config
     except Exception as error:  # whatever a file of another kind leads to
         raise InputError(
             f"{path} can't be read as a SevenNet checkpoint: {type(error).__name__}: {error}. Take the .pth "
@@ -234,10 +256,10 @@ def _find(name_or_path: str | os.PathLike) -> Path:
 # --- family -------------------------------------------------------------------------------------------------
 
 
-def _build(checkpoint: str | None, *, dtype: torch.dtype | None = None, modal: str | None = None) -> SevenNetWrapper:
+def _build(checkpoint: str | None, *, dtype: torch.dtype | None = None, **options: Any) -> SevenNetWrapper:
     if checkpoint is None:
         raise InputError(f"'sevenn' needs a model: sevenn:FILE, or sevenn: and one of {', '.join(_SHIPPED)}")
-    return SevenNetWrapper.from_checkpoint(checkpoint, modal=modal, dtype=dtype)
+    return SevenNetWrapper.from_checkpoint(checkpoint, dtype=dtype, **options)
 
 
 def _from_calculator(calc: Any) -> SevenNetWrapper | None:
@@ -265,7 +287,12 @@ FAMILY = ModelFamily(
     description="SevenNet, equivariant message passing for 89 elements (weights come with the package)",
     build=_build,
     checkpoints=_SHIPPED,
-    options={"modal": "fidelity of a multi-fidelity model: PBE or R2SCAN for 7net-mf-0"},
+    options={
+        "modal": "fidelity of a multi-fidelity model: PBE or R2SCAN for 7net-mf-0",
+        "enable_cueq": "true: cuEquivariance's kernels, several times faster on NVIDIA GPUs",
+        "enable_flash": "true: FlashTP's kernels",
+        "enable_oeq": "true: OpenEquivariance's kernels",
+    },
     package="sevenn",
     install=_INSTALL,
     licence="package MIT; the weights in it carry no statement of their own",

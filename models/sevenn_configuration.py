@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from nvdd.errors import InputError
+from nvdd.models import sevenn_fused
 from nvdd.models.building import building
 from nvdd.models.sevenn import SevenNetWrapper, _import_sevenn
 
@@ -30,9 +31,9 @@ def configuration(wrapper: SevenNetWrapper) -> dict[str, Any]:
     elsewhere = {*const.DEFAULT_TRAINING_CONFIG, *const.DEFAULT_DATA_CONFIG, *_FURTHER}
     elsewhere -= const.DEFAULT_E3_EQUIVARIANT_MODEL_CONFIG.keys() | set(_OF_MODEL)
     kept = {key: value for key, value in wrapper.checkpoint_config.items() if key not in elsewhere}
-    # a checkpoint of fused kernels was read into the e3nn model
-    kept |= {"cuequivariance_config": {"use": False}, "use_flash_tp": False, "use_oeq": False}
-    return {"config": _to_json(kept, "config"), "modal": wrapper.modal}
+    kept = sevenn_fused.configured(kept, None)  # `kernels` says it, and the machine whether it can be
+    kernels = {"kernels": wrapper.kernels} if wrapper.kernels else {}
+    return {"config": _to_json(kept, "config"), "modal": wrapper.modal, **kernels}
 
 
 def rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> SevenNetWrapper:
@@ -40,11 +41,15 @@ def rebuild(configuration: dict[str, Any], dtype: torch.dtype) -> SevenNetWrappe
     _import_sevenn()
     from sevenn.model_build import build_E3_equivariant_model
 
-    config = _from_json(configuration["config"])
+    kernels = configuration.get("kernels")
+    if kernels is not None:
+        sevenn_fused.one_of(**{kernels: True})
+    config = sevenn_fused.configured(_from_json(configuration["config"]), kernels)
     with building(torch.float32):  # sevenn mixes the default type with float32 otherwise
         model = build_E3_equivariant_model(config)
     wrapper = SevenNetWrapper(model, modal=configuration["modal"]).to(dtype=dtype)
     wrapper.checkpoint_config = config
+    wrapper.use(kernels)
     return wrapper
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks of a test share two cores
@@ -40,6 +42,19 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """With --durations, the files that take longest, too: what CI's time goes into."""
+    if not config.getoption("durations"):
+        return
+    seconds = Counter()
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.write_sep("=", "slowest files")
+    for file, total in seconds.most_common(40):
+        terminalreporter.write_line(f"{total:7.0f} s  {file}")
 
 
 @pytest.fixture(scope="session")

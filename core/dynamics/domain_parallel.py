@@ -92,6 +92,7 @@ class DomainParallel:
             )
         sharded = isinstance(model.spec.distribution.policy, ShardedStoragePolicy)
         self.graph = OwnedGraph(self.comm, graphs.cutoff, config.skin, width, graphs.bonds, sharded)
+        self.graph.chooses = graphs.chooses
         hysteresis = config.skin / 2 if config.migration_hysteresis is None else config.migration_hysteresis
         grid = None if config.grid_dims is None else tuple(config.grid_dims)
         self.migration = Migration(self.comm, grid, config.balance, hysteresis, config.rebalance_every)

@@ -41,6 +41,7 @@ class OwnedGraph:
             every atom.
 
     Attributes:
+        chooses: whether a graph has the candidates with r < cutoff only; else it has them all.
         n_builds: how often candidates were found.
         due: whether an atom may have moved by half the skin at the next step: time to migrate atoms and to `build`.
     """
@@ -56,6 +57,7 @@ class OwnedGraph:
     ) -> None:
         self.comm, self.cutoff, self.skin, self.width = comm, cutoff, skin, width
         self.bonds, self.directory = bonds, directory
+        self.chooses = True
         self.n_builds = 0
         self.due = self.failed = self._fresh = False
         self._topology: Topology | None = None
@@ -188,7 +190,7 @@ class OwnedGraph:
         self._share = torch.zeros((), dtype=torch.float64, device=comm.device)
         self._set_cell(state)
         if self.bonds is not None and self.bonds < self.cutoff:
-            _, squared = self._vectors(state)
+            squared = self._topology.vectors(self._of_rows(state)).square().sum(0)
             bonded = (squared < (self.bonds + self.width - self.cutoff) ** 2).cpu().numpy()
             edge_rows, _ = EdgeRows.build(comm, ids[receiver], senders.id, shift, senders.rank, bonded)
             self._topology = replace(self._topology, edge_rows=edge_rows)
@@ -212,13 +214,19 @@ class OwnedGraph:
         """
         stale = self._topology is None or (self.skin == 0 and not self._fresh)
         self._fresh = False
-        vectors, squared = (None, None) if stale else self._vectors(state)
-        mask = None if stale else squared < self.cutoff**2
+        x = None if stale else self._of_rows(state)
+        mask = vectors = squared = None
+        if not stale and self.chooses:
+            vectors = self._topology.vectors(x)
+            squared = vectors.square().sum(0)
+            mask = squared < self.cutoff**2
         code = torch.tensor([_FAILED if failed else _NOW]) if stale or failed else self._code(state)
         code, count = self._read(self._agree(code), mask)
         self.due, self.failed = code >= _SOON, code == _FAILED
         if code >= _NOW:
             return None
+        if not self.chooses:
+            return self._batch(state), self._topology.whole(x)
         near = mask.nonzero().squeeze(1) if count is None else torch.nonzero_static(mask, size=count).squeeze(1)
         topology = self._topology
         graph = LocalGraph(
@@ -237,17 +245,12 @@ class OwnedGraph:
             return int(code), None
         return tuple(torch.stack([code.to(mask.device).reshape(()).to(torch.int64), mask.sum()]).tolist())
 
-    def _vectors(self, state: DynamicsState) -> tuple[Tensor, Tensor]:
-        """(3, C) vectors of the candidates, A, and (C,) their squared lengths."""
+    def _of_rows(self, state: DynamicsState) -> Tensor:
+        """(n_padded, 3) positions of the topology's rows, A, whose images are those of the state's cell."""
         if not self._cell_is(state, self._cell):
             self._set_cell(state)
-        topology = self._topology
-        self._positions = self._padded(state.positions, topology.plan, "positions")
-        receiver, sender = topology.candidates
-        # coordinates in rows (3, C): sums over them are then sums of contiguous rows
-        x = self._positions.T.contiguous()
-        vectors = x.index_select(1, sender).sub_(x.index_select(1, receiver)).add_(topology.shift_vector)
-        return vectors, vectors.square().sum(0)
+        self._positions = self._padded(state.positions, self._topology.plan, "positions")
+        return self._positions
 
     def _batch(self, state: DynamicsState) -> Batch:
         topology = self._topology

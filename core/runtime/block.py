@@ -82,8 +82,9 @@ class Block:
         on_phase: functions that are called with the name of each phase of a step as it begins; more may be added.
 
     Attributes:
-        cutoff: A; it sees the edges with r < cutoff and no others.
+        cutoff: A; it sees the edges with r < cutoff and, unless ``drops_far_edges``, no others.
         bonds: within which distance edges have reverse edges or bonds that it reads, A; None if it reads none.
+        drops_far_edges: whether edges with r >= cutoff count nothing in it.
         layout: of its edges.
         adapters: those of the spec, in place while the model runs.
     """
@@ -109,6 +110,7 @@ class Block:
         if neighbors.format is not NeighborListFormat.COO:
             raise InputError(f"{name} wants neighbours as {neighbors.format.value}; only 'coo' is distributed")
         self.cutoff, self.bonds = neighbors.cutoff, neighbors.bond_reach
+        self.drops_far_edges = neighbors.drops_far_edges
         self.layout: EdgeLayout = getattr(wrapper, "edge_layout", EdgeLayout())
         chunked = config.edges_at_once is not None
         adapters = [a for a in self.spec.all_adapters if chunked or not isinstance(a, Stage)]

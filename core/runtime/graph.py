@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -56,11 +57,17 @@ class Topology:
     directory: AtomDirectory | None = None
     wider: Tensor | None = None
 
-    def vectors(self, positions: Tensor) -> Tensor:
-        """(3, C) vectors of the candidates for ``positions`` (N, 3) of all atoms: contiguous rows to sum over."""
+    def vectors(self, x: Tensor) -> Tensor:
+        """(3, C) vectors of the candidates for positions ``x`` (n_padded, 3) of the rows: contiguous rows to sum over."""
         receiver, sender = self.candidates
-        x = positions.index_select(0, self.rows).T.contiguous()
+        x = x.T.contiguous()
         return x.index_select(1, sender).sub_(x.index_select(1, receiver)).add_(self.shift_vector)
+
+    def whole(self, x: Tensor) -> LocalGraph:
+        """The graph of all candidates, for models that drop those out of reach; ``x`` as for `vectors`."""
+        receiver, sender = self.candidates
+        vectors = x.index_select(0, sender).sub_(x.index_select(0, receiver)).add_(self.shift_vector.T)
+        return LocalGraph(self, None, self.candidates, vectors, None)
 
     def within(self, positions: Tensor, cutoff: float, bonds: float | None, whole_halo: bool = False) -> Topology:
         """Of the same owners, the candidates with r < ``cutoff`` at ``positions`` (N, 3) and the halo rows that these
@@ -72,7 +79,7 @@ class Topology:
             bonds: within which distance edges have bonds that are read, A, skin included; None if none are.
             whole_halo: keep all halo rows.
         """
-        squared = self.vectors(positions).square().sum(0)
+        squared = self.vectors(positions.index_select(0, self.rows)).square().sum(0)
         mask = squared < cutoff**2
         kept = mask.nonzero().squeeze(1)
         pair = self.candidates.index_select(1, kept)
@@ -103,7 +110,7 @@ class Topology:
 
 @dataclass(frozen=True, eq=False)
 class LocalGraph:
-    """The edges of this step: those candidates with r < cutoff.
+    """The edges of this step: those candidates with r < cutoff, or all if the model drops the others itself.
 
     Attributes:
         topology: owners, candidates, plan.
@@ -190,6 +197,10 @@ class GraphBuilder:
         bonds: within which distance edges have reverse edges or bonds that a model reads, A; None if none does.
         report_phase: called with ``"partition"`` and ``"plan"`` when these begin.
 
+    Attributes:
+        chooses: whether a graph has the candidates with r < cutoff only; else it has them all.
+        n_builds: how often candidates were found.
+
     Every rank is given the same positions; the decision to rebuild is made on them, so that all agree without a
     message. Models with smaller cutoffs get theirs of the same partition and halo, by `narrower`.
     """
@@ -210,6 +221,7 @@ class GraphBuilder:
         self.reads_all = self.graph_partition and partitioner.reads_all
         self.bonds = bonds
         self.report_phase = report_phase
+        self.chooses = True
         self.n_builds = 0
         self._topology: Topology | None = None
         self._narrower: dict[tuple[float, float | None], Topology] = {}
@@ -224,19 +236,27 @@ class GraphBuilder:
         synchronisation of a GPU.
         """
         self._positions = self._on_device(batch.positions.detach())
-        near = None
+        graph = None
         if self._comparable(batch):
-            # a GPU filters while the CPU compares positions
-            near = _near(self._topology, self._positions, self.cutoff)
-            near = near if self._still_valid(batch) else None
-        if near is None:
+            # a GPU works while the CPU compares positions
+            graph = self._of_candidates()
+            graph = graph if self._still_valid(batch) else None
+        if graph is None:
             self._topology = None  # if building fails, nothing old is used
             self._narrower = {}
             self._topology = self._build(batch)
             self._reference = tuple(t.clone() for t in self._key(batch))
             self.n_builds += 1
-            near = _near(self._topology, self._positions, self.cutoff)
-        return _chosen(self._topology, *near, self.cutoff, self.bonds)
+            graph = self._of_candidates()
+        return graph()
+
+    def _of_candidates(self) -> Callable[[], LocalGraph]:
+        """Gives the graph at the present positions; a GPU is waited for when it is called, if at all."""
+        if not self.chooses:
+            whole = self._topology.whole(self._positions.index_select(0, self._topology.rows))
+            return lambda: whole
+        near = _near(self._topology, self._positions, self.cutoff)
+        return partial(_chosen, self._topology, *near, self.cutoff, self.bonds)
 
     def narrower(self, cutoff: float, bonds: float | None = None) -> LocalGraph:
         """The graph of a smaller cutoff, or of fewer bonds, at the positions of the last `update`; every rank calls it at once.
@@ -351,7 +371,7 @@ class GraphBuilder:
 
 def _near(topology: Topology, positions: Tensor, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
     """Of the candidates: vectors (3, C), squared lengths (C,), and whether r < ``cutoff`` (C,); a GPU is not waited for."""
-    vectors = topology.vectors(positions)
+    vectors = topology.vectors(positions.index_select(0, topology.rows))
     squared = vectors.square().sum(0)
     return vectors, squared, squared < cutoff**2
 

@@ -178,10 +178,10 @@ class EdgeVectorLeaf:
         vectors = self.leaf.to(torch.float64) if create_graph else self.graph.vectors.detach()
         padded = {}
         if "forces" in wanted:
-            padded["forces"] = self._to_atoms(pair, -pair)
+            padded["forces"] = self._on(self.graph.receiver, pair) - self._on(self.graph.sender, pair)
         if "virials" in wanted:
             half = 0.5 * _symmetric(vectors.unsqueeze(2) * pair.unsqueeze(1))
-            padded["virials"] = self._to_atoms(half, half)
+            padded["virials"] = self._on(self.graph.receiver, half) + self._on(self.graph.sender, half)
         virial = self._virial(vectors, pair) if "virial" in wanted else None
         return Derivatives(pair if "pair_forces" in wanted else None, padded, None, virial), found
 
@@ -194,9 +194,9 @@ class EdgeVectorLeaf:
         product = vectors.unsqueeze(2) * pair.unsqueeze(1)
         return _symmetric(product.new_zeros(n, 3, 3).index_add(0, system, product))
 
-    def _to_atoms(self, to_receiver: Tensor, to_sender: Tensor) -> Tensor:
-        rows = to_receiver.new_zeros(self.meta.n_padded, *to_receiver.shape[1:])
-        return rows.index_add(0, self.graph.receiver, to_receiver).index_add(0, self.graph.sender, to_sender)
+    def _on(self, rows: Tensor, of_edges: Tensor) -> Tensor:
+        """Sums over the edges of each row, ``[owned | halo]``."""
+        return of_edges.new_zeros(self.meta.n_padded, *of_edges.shape[1:]).index_add(0, rows, of_edges)
 
 
 class PositionLeaf:

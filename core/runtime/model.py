@@ -85,6 +85,7 @@ class DistributedModel:
         self.graphs = GraphBuilder(
             self.comm, partitioner, cutoff, self.config.skin, self.config.cutoff, bonds, self._phase
         )
+        self.graphs.chooses = not all(block.drops_far_edges for block in self.blocks if self._sees_all(block))
 
     def _ranks(self) -> Communicator:
         tensors = itertools.chain(*(getattr(self.wrapper, name, list)() for name in ("parameters", "buffers")))
@@ -230,7 +231,8 @@ class DistributedModel:
             for block in self.blocks:
                 key = (block.cutoff, block.bonds)
                 if key not in within:
-                    whole = self._sees_all(block) and reach in (None, block.cutoff)
+                    right = reach in (None, block.cutoff) or block.drops_far_edges
+                    whole = self._sees_all(block) and right
                     within[key] = graph if whole else graph.within(*key)
             graphs = [within[block.cutoff, block.bonds] for block in self.blocks]
             passes = self._evaluate(batch, graphs, wanted, create_graph=False)

@@ -219,16 +219,9 @@ def test_bad_files(tmp_path):
 
 
 def test_refused_models():
-    from sevenn.nn.convolution import IrrepsScatterGatterFusedConvolution as Fused
-
     with pytest.raises(InputError, match=r"not a torch.nn.modules.linear.Linear"):
         SevenNetWrapper(torch.nn.Linear(2, 2))
     model = copy.deepcopy(model_of("7net-0"))
-    layer = model._modules["1_convolution"]
-    model.replace_module("1_convolution", Fused.from_irreps_convolution(layer))
-    with pytest.raises(InputError, match=r"enable_flash"):
-        SevenNetWrapper(model)
-    model.replace_module("1_convolution", layer)
     model.delete_module_by_key("rescale_atomic_energy")
     with pytest.raises(InputError, match=r"take the serial model"):
         SevenNetWrapper(model)

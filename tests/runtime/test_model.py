@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import parity
-from nvdd import DistributedModel, DomainConfig
+from nvdd import Batch, DistributedModel, DomainConfig
 from nvdd.communicator import Communicator
 from nvdd.errors import InputError
+from nvdd.models.lj import LennardJonesModelWrapper
+from nvdd.neighbors import attach_neighbors
 
 RANKS = (1, 2, 3, 4)
 LJ_STRUCTURES = (
@@ -61,6 +63,19 @@ def check(ranks, world_size: int, model: str, structure: str, **options) -> list
 @pytest.mark.parametrize("world_size", RANKS)
 def test_lj(ranks, world_size, structure, skin):
     check(ranks, world_size, "lj", structure, skin=skin)
+
+
+@pytest.mark.parametrize("drops", (True, False))
+def test_far_edges_go_only_to_models_that_drop_them(drops):
+    wrapper = LennardJonesModelWrapper(epsilon=0.0104, sigma=3.4, cutoff=6.0)
+    config = wrapper.model_config.neighbor_config
+    assert config.drops_far_edges
+    wrapper.model_config.neighbor_config = replace(config, drops_far_edges=drops)
+    near, far = (attach_neighbors(Batch.from_atoms(parity.structure("argon")), cutoff) for cutoff in (6.0, 7.0))
+    out = DistributedModel(wrapper, DomainConfig(skin=1.0))(Batch.from_atoms(parity.structure("argon")))
+    assert len(far.neighbor_list) > 1.2 * len(near.neighbor_list)
+    assert out.n_edges == len((far if drops else near).neighbor_list)
+    assert float(out["energy"]) == pytest.approx(float(wrapper(near)["energies"].sum()), rel=1e-13)
 
 
 @pytest.mark.parametrize("balance", ("grid", "rcb"))

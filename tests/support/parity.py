@@ -37,6 +37,7 @@ MACE = {
     "mace-zbl-agnesi-3-l3": {"zbl": True, "n_layers": 3, "l_max": 3, "distance_transform": "Agnesi"},
 }
 CUEQ = ("mace-cueq", "mace-cueq-fused")  # the model "mace" with cuEquivariance's parts
+SMALL_SEVENNET = ("sevennet-small", "sevennet-small-fused")  # one SevenNet with random weights, float64
 DFTD3 = {
     "dftd3": {"functional": "pbe", "atm": True, "cutoff": 9.0, "cutoff_cn": 7.0, "cutoff_atm": 6.0},
     "dftd3-zero": {"functional": "b3lyp", "damping": "zero", "cutoff": 8.0, "cutoff_cn": 10.0},
@@ -56,6 +57,10 @@ def wrapper(name: str) -> Any:
         import cueq
 
         return cueq.wrapper(fused=name == "mace-cueq-fused")
+    if name in SMALL_SEVENNET:
+        import cueq
+
+        return cueq.small_sevennet(fused=name == "sevennet-small-fused")
     if name == "lj":
         from nvdd.models.lj import LennardJonesModelWrapper
 
@@ -112,8 +117,13 @@ def reference(model: str, name: str) -> Results:
 
 
 def exact(model: str, atoms: Atoms) -> Results:
-    """One process, without nvdd; of "7net-0/float64", D3 and AIMNet2 the wrapper alone, on plain tensors."""
+    """One process, without nvdd; of "7net-0/float64", D3 and AIMNet2 the wrapper alone, on plain tensors.
+
+    Of the small SevenNet that is the wrapper of the model with e3nn's convolutions.
+    """
     atoms = atoms.copy()
+    if model in SMALL_SEVENNET:
+        return _plain(wrapper(SMALL_SEVENNET[0]), atoms)
     if "/" in model or model in DFTD3 or model in AIMNET2:
         return _plain(wrapper(model), atoms)
     if model == "lj":
