@@ -33,16 +33,21 @@ class NeighborConfig:
             ``data.bond_of_edge``, ``data.edge_of_bond``).
         bond_cutoff: distance in A, at most ``cutoff``, within which edges have a bond and a reverse edge that the model
             reads: those in ``data.bonded_edges``; None: all edges.
+        blocks: whether the model reads its edges through `nvdd.sum_over_edges` alone, which makes them a part at a time, so
+            that no list of them all is kept: for cutoffs with thousands of neighbours.
     """
 
     cutoff: float
     format: NeighborListFormat = NeighborListFormat.COO
     bonds: bool = False
     bond_cutoff: float | None = None
+    blocks: bool = False
 
     def __post_init__(self) -> None:
         if not self.cutoff > 0:
             raise ValueError(f"NeighborConfig: cutoff must be positive, got {self.cutoff!r} A")
+        if self.blocks and self.bonds:
+            raise ValueError("NeighborConfig: blocks=True makes edges a part at a time, bonds=True is of all edges: take one")
         if self.bond_cutoff is not None and not (self.bonds and 0 < self.bond_cutoff <= self.cutoff):
             raise ValueError(
                 f"NeighborConfig: bond_cutoff must be between 0 and the cutoff, {self.cutoff!r} A, and goes with bonds=True; "

@@ -53,7 +53,7 @@ def quiet() -> Iterator[None]:
         setattr(config, name, before)
 
 
-def launch(kernel: Any, n_threads: int, inputs: Sequence[Any], outputs: Sequence[Any], device: torch.device) -> None:
+def launch(kernel: Any, n_threads: int | tuple[int, ...], inputs: Sequence[Any], outputs: Sequence[Any], device: torch.device) -> None:
     """Runs a kernel in torch's current stream of ``device``; its first launch there compiles it."""
     wp = warp()
     stream = wp.stream_from_torch(torch.cuda.current_stream(device)) if device.type == "cuda" else None
