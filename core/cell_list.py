@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nvdd.cell_list_kernels import near_kernel
 from nvdd.errors import InputError
-from nvdd.warp_runtime import launch, warp
+from nvdd.warp_runtime import Arrays, launch, warp
 
 _PART = 4  # boxes along a cutoff
 _NO_LIMIT = 2**62
@@ -151,8 +151,8 @@ class CellList:
         wp, new, kept = warp(), where.new_empty, []
 
         def array(tensor: Tensor, dtype: Any) -> Any:
-            kept.append(tensor.contiguous())  # Warp gets its address only
-            return wp.from_torch(kept[-1], dtype=dtype, return_ctype=True)
+            kept.append(tensor.contiguous())
+            return Arrays.of(kept[-1], dtype)
 
         vec, whole = lambda t: array(t, wp.vec3d), lambda t: array(t, wp.int64)
         index, table = new(0, dtype=torch.int64), new(0, 1, dtype=torch.int64)

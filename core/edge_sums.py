@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from nvdd.cell_list_kernels import fold_kernel
 from nvdd.data import Batch
+from nvdd.errors import DistributedOpError
 from nvdd.nearby import EdgeBlocks, block_size
 from nvdd.shard_tensor import ShardTensor, is_traced, to_local
-from nvdd.warp_runtime import launch, warp
+from nvdd.warp_runtime import Arrays, launch, warp
 
 Term = Callable[..., Tensor]
 
@@ -124,26 +124,38 @@ class _Vectors(torch.autograd.Function):
         return found.vectors.view_as(found.vectors)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):
         vectors, senders = ctx.saved_tensors
-        source, block = ctx.source, ctx.block
-        gradient = gradient.contiguous()
-        place, strain = gradient.new_zeros(ctx.rows, 3), gradient.new_zeros(ctx.rows, 3, 3)
+        found = _Folded.apply(gradient, ctx.source, ctx.block, vectors.detach(), senders, ctx.rows, ctx.by_cell)
+        return *found, None, None
+
+
+class _Folded(torch.autograd.Function):
+    """Gradients by edge vectors as those by place, strain and cell."""
+
+    @staticmethod
+    def forward(ctx, gradient, source, block, vectors, senders, n_rows, by_cell):
+        gradient = gradient.detach().contiguous()
+        place, strain = gradient.new_zeros(n_rows, 3), gradient.new_zeros(n_rows, 3, 3)
         begin, end = source.blocks.bounds[block]
-        wp, starts = warp(), source.blocks.starts(block)
         if len(vectors):
-            vec = lambda t: wp.from_torch(t, dtype=wp.vec3d, return_ctype=True)
-            whole = lambda t: wp.from_torch(t, dtype=wp.int64, return_ctype=True)
-            outputs = [vec(place), wp.from_torch(strain, dtype=wp.mat33d, return_ctype=True)]
+            wp, starts = warp(), source.blocks.starts(block)
+            vec, whole = lambda t: Arrays.of(t, wp.vec3d), lambda t: Arrays.of(t, wp.int64)
             inputs = [begin, whole(starts), vec(vectors), whole(senders), vec(gradient)]
-            launch(fold_kernel(), end - begin, inputs, outputs, gradient.device)
-        by_cell = None
-        if ctx.by_cell:
-            shifts, receivers = source.blocks.shifts(block), source.blocks.edges(block).receivers
-            product = shifts.unsqueeze(2) * gradient.unsqueeze(1)
-            by_cell = gradient.new_zeros(source.cell.shape).index_add_(0, source.system[receivers], product)
-        return place, strain, by_cell, None, None
+            launch(fold_kernel(), end - begin, inputs, [vec(place), Arrays.of(strain, wp.mat33d)], gradient.device)
+        cell = None
+        if by_cell:
+            receivers = source.blocks.edges(block).receivers
+            product = source.blocks.shifts(block).unsqueeze(2) * gradient.unsqueeze(1)
+            cell = gradient.new_zeros(source.cell.shape).index_add_(0, source.system[receivers], product)
+        return place, strain, cell
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise DistributedOpError(
+            "sums over edges in blocks have first derivatives only, and forces of a model that takes its edges so were "
+            "differentiated again; leave NeighborConfig(blocks=True) out, so that there is a list of edges"
+        )
 
 
 # --- edges of a list ----------------------------------------------------------------------------------------------
