@@ -92,6 +92,7 @@ _PUBLIC = {
     "gather_atoms": "nvdd.verbs",
     "refresh_neighbors": "nvdd.verbs",
     "scatter_to_owners": "nvdd.verbs",
+    "sum_over_edges": "nvdd.edge_sums",
     "system_sum": "nvdd.verbs",
     "ParticleHaloConfig": "nvdd.halo",
     "reshard_by_destination": "nvdd.reshard",

@@ -42,6 +42,7 @@ from nvdd.dynamics.velocities import draw_velocities as draw_velocities
 from nvdd.dynamics.velocity_rescale import CSVR as CSVR
 from nvdd.dynamics.velocity_rescale import VelocityRescale as VelocityRescale
 from nvdd.dynamics.verlet import NVE as NVE
+from nvdd.edge_sums import sum_over_edges as sum_over_edges
 from nvdd.errors import CommunicationError as CommunicationError
 from nvdd.errors import DistributedOpError as DistributedOpError
 from nvdd.errors import InputError as InputError

@@ -43,7 +43,7 @@ class DomainConfig:
             ``"inductor"``, ``"cudagraphs"``, ``"inductor+cudagraphs"``; ``"eager"`` runs the graph as it is.
         max_edges_per_chunk: compute with at most so many edges at a time, forward and backward, so that a rank's memory
             grows with its atoms instead of its edges; what is between a gather and a sum over edges is computed twice.
-            None for all edges at once.
+            None for all edges at once (of models that take edges in blocks, 4 million).
         recompute: as ``max_edges_per_chunk`` with all edges in one chunk: nothing of size of the edges is kept for the
             backward pass.
         ghost_width: A; within which `DomainParallel` looks for the atoms of other ranks. None for cutoff + skin; more

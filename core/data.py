@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nvdd.errors import DistributedOpError
 from nvdd.model_config import EdgeLayout, stored_name
 
 # ASE names of per-atom arrays that have a place of their own in AtomicData
@@ -144,6 +145,8 @@ class Batch:
         edge_of_bond: (n_bonds,) the edge that stands for each bond.
         bonded_edges: (E',) rows of the edges with r < ``NeighborConfig.bond_cutoff``; the three before it are of these
             edges alone, and rows of edges in them are places in this. None: of all edges.
+        edge_blocks: where `nvdd.sum_over_edges` has its edges from, of a model that takes them in blocks over ranks
+            (``NeighborConfig(blocks=True)``), which then has no list of edges; else None.
 
     Further inputs (``charge``, ``charges``, ...) are attributes too; ``node_fields`` and ``system_fields`` list their
     names. ``charges`` are also ASE's ``initial_charges``. Under domain decomposition a wrapper gets a Batch of the atoms that its
@@ -184,6 +187,7 @@ class Batch:
         self.bond_of_edge: Tensor | None = None
         self.edge_of_bond: Tensor | None = None
         self.bonded_edges: Tensor | None = None
+        self.edge_blocks: Any = None
 
     def __getattr__(self, name: str) -> Tensor:
         for fields in ("node_fields", "system_fields"):
@@ -282,6 +286,11 @@ class Batch:
 
     def _edges(self, name: str) -> Tensor:
         value = self.__dict__[name]
+        if value is None and self.edge_blocks is not None:
+            raise DistributedOpError(  # an AttributeError from within a property would be lost
+                f"this Batch has no {name}: its model takes edges in blocks, NeighborConfig(blocks=True); read them through "
+                "nvdd.sum_over_edges, or leave blocks=True out"
+            )
         if value is None:
             raise AttributeError(
                 f"this Batch has no {name}; set it with nvdd.neighbors.attach_neighbors(batch, cutoff)"

@@ -35,6 +35,8 @@ class NeighborConfig:
             reads: those in ``data.bonded_edges``; None: all edges.
         drops_far_edges: whether edges with r >= cutoff count exactly nothing in the model: it may be given some, within
             the skin, which spares a choice of edges at each step. For models that cost little more than that choice.
+        blocks: whether the model reads its edges through `nvdd.sum_over_edges` alone, which makes them a part at a time, so
+            that no list of them all is kept: for cutoffs with thousands of neighbours.
 
     Raises:
         ValueError: a cutoff that is not positive, or a ``bond_cutoff`` without bonds or beyond the cutoff.
@@ -45,12 +47,15 @@ class NeighborConfig:
     bonds: bool = False
     bond_cutoff: float | None = None
     drops_far_edges: bool = False
+    blocks: bool = False
 
     def __post_init__(self) -> None:
         if not self.cutoff > 0:
             raise ValueError(f"NeighborConfig: cutoff must be positive, got {self.cutoff!r} A")
         if self.bonds and self.drops_far_edges:
             raise ValueError("NeighborConfig: drops_far_edges=True does not go with bonds=True; leave one of them out")
+        if self.blocks and self.bonds:
+            raise ValueError("NeighborConfig: blocks=True makes edges a part at a time, bonds=True is of all edges: take one")
         if self.bond_cutoff is not None and not (self.bonds and 0 < self.bond_cutoff <= self.cutoff):
             raise ValueError(
                 f"NeighborConfig: bond_cutoff must be between 0 and the cutoff, {self.cutoff!r} A, and goes with bonds=True; "

@@ -65,8 +65,32 @@ def _search(points: np.ndarray, box: np.ndarray, pbc: np.ndarray, cutoff: float)
     return i.astype(np.int64), j.astype(np.int64), shift.astype(np.float64)
 
 
-def _search_around(scaled: np.ndarray, frame: Frame, cutoff: float, receivers: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Searches among the receivers and every image of every atom that comes near their bounding box."""
+def points_around(
+    positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, reach: float, receivers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Every atom and image that may be within ``reach`` of a receiver: all that are near the receivers' box.
+
+    Args:
+        positions: (N, 3) A, wrapped or not.
+        cell: (3, 3) A.
+        pbc: (3,) bool.
+        reach: A.
+        receivers: sorted indices of atoms.
+
+    Returns:
+        (P,) indices of atoms, and (P, 3) whole cells from where the user has the atom to the point. The first are the
+        receivers, all within one cell.
+    """
+    frame = Frame.of(cell, pbc)
+    scaled, cells = frame.wrap(positions)
+    atom, image = _around(scaled, frame, reach, receivers)
+    return atom, image - cells[atom]
+
+
+def _around(scaled: np.ndarray, frame: Frame, cutoff: float, receivers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(P,) atoms and (P, 3) images that come near the receivers' box: the receivers in their order, then the others."""
+    if not len(receivers):
+        return np.zeros(0, np.int64), np.zeros((0, 3))
     reach = cutoff / frame.heights * (1 + 1e-9) + 1e-12
     low = scaled[receivers].min(0) - reach
     high = scaled[receivers].max(0) + reach
@@ -82,12 +106,16 @@ def _search_around(scaled: np.ndarray, frame: Frame, cutoff: float, receivers: n
             found.append((atom[near], shifted))
         atom = np.concatenate([a for a, _ in found])
         image = np.concatenate([s for _, s in found])
-    # receivers first, in their order; then everything else
     own = np.zeros(len(scaled), bool)
     own[receivers] = True
     other = np.flatnonzero(~(own[atom] & ~image.any(1)))
     atom = np.concatenate([receivers, atom[other]])
-    image = np.concatenate([np.zeros((len(receivers), 3)), image[other]])
+    return atom, np.concatenate([np.zeros((len(receivers), 3)), image[other]])
+
+
+def _search_around(scaled: np.ndarray, frame: Frame, cutoff: float, receivers: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Searches among the receivers and every image of every atom that comes near their bounding box."""
+    atom, image = _around(scaled, frame, cutoff, receivers)
     points = (scaled[atom] + image) @ frame.cell
     if len(points) > max(_MANY, 4 * len(receivers)):
         i, j = _search_in_blocks(points, len(receivers), cutoff)

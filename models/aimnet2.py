@@ -183,7 +183,7 @@ def import_aimnet() -> None:
     Raises:
         MissingDependencyError: aimnet is missing.
     """
-    from nvdd.models.warp_runtime import warp
+    from nvdd.warp_runtime import warp
 
     warp()  # else its banner comes when aimnet's kernels are imported
     try:

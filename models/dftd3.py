@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nvdd.edge_sums import sum_over_edges
 from nvdd.errors import InputError
 from nvdd.models.base import BaseModelMixin, Batch, ModelConfig, ModelOutputs, NeighborConfig
 from nvdd.models.dftd3_data import DAMPINGS, INSTALL, complete, damping_parameters, references
-from nvdd.models.dftd3_terms import coordination_numbers, pair_energies
+from nvdd.models.dftd3_terms import coordination_numbers, mixing, pair_energies
 from nvdd.models.precise import StaysFloat64
 from nvdd.models.registry import ModelFamily
 from nvdd.shard_tensor import is_traced, to_local
@@ -95,7 +96,7 @@ class DFTD3ModelWrapper(StaysFloat64, BaseModelMixin):
         self._set_tables()
         widest = max(self.cutoff, self.cutoff_cn, self.cutoff_atm if self.atm else 0.0)
         self.model_config = ModelConfig(
-            neighbor_config=NeighborConfig(cutoff=widest), elements=frozenset(range(1, len(self.reference_cn)))
+            neighbor_config=NeighborConfig(cutoff=widest, blocks=True), elements=frozenset(range(1, len(self.reference_cn)))
         )
 
     def _set_tables(self) -> None:
@@ -124,27 +125,36 @@ class DFTD3ModelWrapper(StaysFloat64, BaseModelMixin):
         """``{"energies": (n_atoms,)}``, eV: half of each pair's energy and a third of each triple's to its atoms."""
         numbers = to_local(refresh_neighbors(data.atomic_numbers, pad=True))
         self._check_elements(numbers)
-        receivers, senders = to_local(data.receivers), to_local(data.senders)
-        vectors = to_local(data.edge_vectors).to(torch.float64)
-        cn = coordination_numbers(vectors, receivers, senders, numbers, self.radii, self.cutoff_cn, data.n_atoms)
-        cn = to_local(refresh_neighbors(cn, pad=True))
-        of_elements = (self.reference_cn, self.c6)
-        energies = pair_energies(
-            vectors, cn, receivers, senders, numbers, *of_elements, self.c8_over_c6, self.radius, self.rational,
-            self._damping, self.cutoff, data.n_atoms,
-        )  # fmt: skip
+        n, of_elements = data.n_atoms, (self.reference_cn, self.c6)
+
+        def count(vectors: Tensor, receivers: Tensor, senders: Tensor) -> Tensor:
+            return coordination_numbers(vectors.double(), receivers, senders, numbers, self.radii, self.cutoff_cn, n)
+
+        cn = to_local(refresh_neighbors(sum_over_edges(data, count), pad=True))
+        made = [] if is_traced() else list(mixing(cn.detach(), numbers, *of_elements))
+
+        def pairs(vectors: Tensor, receivers: Tensor, senders: Tensor, cn: Tensor) -> Tensor:
+            return pair_energies(
+                vectors.double(), cn, receivers, senders, numbers, *of_elements, self.c8_over_c6, self.radius, self.rational,
+                self._damping, self.cutoff, n, made,
+            )  # fmt: skip
+
+        def triples(vectors: Tensor, receivers: Tensor, senders: Tensor, cn: Tensor) -> Tensor:
+            return self._triples(vectors.double(), cn, receivers, senders, numbers, of_elements, n, made)
+
+        energies = sum_over_edges(data, pairs, cn)
         if self.atm:
-            energies = energies + self._triples(vectors, cn, receivers, senders, numbers, of_elements, data.n_atoms)
+            energies = energies + sum_over_edges(data, triples, cn)
         return ModelOutputs(energies=energies)
 
-    def _triples(self, vectors, cn, receivers, senders, numbers, of_elements, n_atoms: int) -> Tensor:
+    def _triples(self, vectors, cn, receivers, senders, numbers, of_elements, n_atoms: int, made: list[Tensor]) -> Tensor:
         from nvdd.models.dftd3_triples import triple_energies  # a kernel that takes its time to compile
 
         near = (vectors.detach().square().sum(1) < self.cutoff_atm**2).nonzero().squeeze(1)
         near = near[receivers[near].argsort(stable=True)]
         return triple_energies(
             vectors[near], cn, receivers[near], senders[near], numbers, *of_elements, self.triple_radius,
-            self._s9, self._exponent, self.cutoff_atm, n_atoms,
+            self._s9, self._exponent, self.cutoff_atm, n_atoms, made,
         )  # fmt: skip
 
     def distribution_spec(self, strategy: Any = None) -> MLIPSpec:

@@ -8,44 +8,38 @@ the same order each time. Nothing else is kept for an edge, so memory does not g
 from functools import cache
 from typing import Any
 
-from nvdd.models.warp_runtime import warp
+from nvdd.warp_runtime import warp
 
 
 @cache
 def coordination_kernel() -> Any:
-    """``count(r) = 1 / (1 + exp(-16 (R / r - 1)))`` of each edge, or its gradient by the vector."""
+    """``count(r) = 1 / (1 + exp(-16 (R / r - 1)))`` of each edge, and its derivative by r, over r."""
     wp = warp()
     module = wp.get_module(f"{__name__}.coordination")
 
     @wp.kernel(enable_backward=False, module=module)
     def coordination(
-        order: int,
         vectors: wp.array(dtype=wp.vec3d),
         receivers: wp.array(dtype=wp.int64),
         senders: wp.array(dtype=wp.int64),
         numbers: wp.array(dtype=wp.int64),
         radii: wp.array(dtype=wp.float64),
         cutoff: wp.float64,
-        upstream: wp.array(dtype=wp.float64),
-        by_edge: wp.array(dtype=wp.float64),
-        by_vector: wp.array(dtype=wp.vec3d),
+        counts: wp.array(dtype=wp.float64),
+        slopes: wp.array(dtype=wp.float64),
     ):
         edge = wp.tid()
-        d = vectors[edge]
-        s = wp.dot(d, d)
+        s = wp.dot(vectors[edge], vectors[edge])
         count = wp.float64(0.0)
-        slope = wp.float64(0.0)  # dcount/dr / r
-        receiver = receivers[edge]
+        slope = wp.float64(0.0)
         if not (s >= cutoff * cutoff):  # a NaN must come out as a NaN, not as an edge out of reach
             r = wp.sqrt(s)
-            reach = radii[numbers[receiver]] + radii[numbers[senders[edge]]]
+            reach = radii[numbers[receivers[edge]]] + radii[numbers[senders[edge]]]
             e = wp.exp(wp.float64(-16.0) * (reach / r - wp.float64(1.0)))
             count = wp.float64(1.0) / (wp.float64(1.0) + e)
             slope = wp.float64(-16.0) * count * count * e * reach / (s * r)
-        if order == 0:
-            by_edge[edge] = count
-        else:
-            by_vector[edge] = upstream[receiver] * slope * d
+        counts[edge] = count
+        slopes[edge] = slope
 
     return coordination
 

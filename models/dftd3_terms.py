@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nvdd.models.dftd3_kernels import coordination_kernel, pair_gradient_kernel, pair_kernel
-from nvdd.models.warp_runtime import Arrays, launch
+from nvdd.warp_runtime import Arrays, launch
 
 
 class Mixing(NamedTuple):
@@ -25,6 +25,7 @@ class Mixing(NamedTuple):
         mixed: (n_rows, n_kinds, 7) eV A^6, with each reference system of each element.
         mixed_slopes: (n_rows, n_kinds, 7) their derivatives by the coordination number.
         n_references: (n_kinds,) reference systems of an element.
+        present: (n_kinds,) atomic numbers.
     """
 
     kinds: Tensor
@@ -33,10 +34,15 @@ class Mixing(NamedTuple):
     mixed: Tensor
     mixed_slopes: Tensor
     n_references: Tensor
+    present: Tensor
+
+    def of_kinds(self, table: Tensor) -> Tensor:
+        """(n_kinds, n_kinds) of a table of all elements."""
+        return table[self.present][:, self.present].contiguous()
 
 
-def mixing(cn: Tensor, numbers: Tensor, reference_cn: Tensor, c6: Tensor) -> tuple[Mixing, Tensor]:
-    """The mixing of these atoms, and the (n_kinds,) atomic numbers among them.
+def mixing(cn: Tensor, numbers: Tensor, reference_cn: Tensor, c6: Tensor) -> Mixing:
+    """The mixing of these atoms.
 
     A reference system counts ``exp(-4 (CN - CN_ref)^2)``, normalised. Of an atom far from all of its reference
     systems the nearest counts alone.
@@ -57,19 +63,62 @@ def mixing(cn: Tensor, numbers: Tensor, reference_cn: Tensor, c6: Tensor) -> tup
     both = torch.stack([weights, slopes], 1)  # one element after the other: its table for every row is large
     found = [torch.bmm(both, c6[numbers, z]) for z in present]
     mixed, mixed_slopes = torch.stack(found, 2).unbind(1) if found else both.new_empty(2, 0, 0, 7)
-    return Mixing(
-        kinds, weights, slopes, mixed.contiguous(), mixed_slopes.contiguous(), (reference_cn[present] >= 0).sum(1)
-    ), present
+    n_references = (reference_cn[present] >= 0).sum(1)
+    return Mixing(kinds, weights, slopes, mixed.contiguous(), mixed_slopes.contiguous(), n_references, present)
 
 
 # --- coordination numbers -----------------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("nvdd::d3_coordination", mutates_args=())
+def _coordination(
+    vectors: Tensor, receivers: Tensor, senders: Tensor, numbers: Tensor, radii: Tensor, cutoff: float, n_atoms: int
+) -> tuple[Tensor, Tensor]:
+    """Coordination numbers (n_atoms,); of each edge dcount/dr / r (E,)."""
+    counts, slopes = (vectors.new_empty(len(vectors)) for _ in range(2))
+    if len(vectors):
+        arrays = Arrays(vectors)
+        launch(
+            coordination_kernel(),
+            len(vectors),
+            [arrays.vectors, *map(arrays.integers, (receivers, senders, numbers)), arrays.reals(radii), cutoff],
+            [arrays.reals(counts), arrays.reals(slopes)],
+            vectors.device,
+        )
+    return vectors.new_zeros(n_atoms).index_add_(0, receivers, counts), slopes
+
+
+@torch.library.custom_op("nvdd::d3_coordination_gradient", mutates_args=())
+def _coordination_gradient(upstream: Tensor, vectors: Tensor, receivers: Tensor, slopes: Tensor) -> Tensor:
+    return upstream.index_select(0, receivers).mul_(slopes).unsqueeze(1) * vectors
+
+
+@_coordination.register_fake
+def _(vectors, receivers, senders, numbers, radii, cutoff, n_atoms):
+    return vectors.new_empty(n_atoms), vectors.new_empty(len(vectors))
+
+
+@_coordination_gradient.register_fake
+def _(upstream, vectors, *rest):
+    return torch.empty_like(vectors, memory_format=torch.contiguous_format)
+
+
+def _save_coordination(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:2], output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _coordination_backward(ctx, upstream, _):
+    return _coordination_gradient(upstream.contiguous(), *ctx.saved_tensors), *[None] * 6
+
+
+_coordination.register_autograd(_coordination_backward, setup_context=_save_coordination)
+
+
 def coordination_numbers(
     vectors: Tensor, receivers: Tensor, senders: Tensor, numbers: Tensor, radii: Tensor, cutoff: float, n_atoms: int
 ) -> Tensor:
-    """(n_atoms,) coordination numbers.
+    """(n_atoms,) coordination numbers, differentiable by ``vectors``.
 
     Args:
         vectors: (E, 3) A; their sign does not matter.
@@ -79,61 +128,7 @@ def coordination_numbers(
         cutoff: A.
         n_atoms: how many rows receivers may be.
     """
-    counts = vectors.new_empty(len(vectors))
-    _coordination(0, (vectors, receivers, senders, numbers, radii, cutoff), by_edge=counts)
-    return vectors.new_zeros(n_atoms).index_add_(0, receivers, counts)
-
-
-@torch.library.custom_op("nvdd::d3_coordination_gradient", mutates_args=())
-def _coordination_gradient(
-    upstream: Tensor,
-    vectors: Tensor,
-    receivers: Tensor,
-    senders: Tensor,
-    numbers: Tensor,
-    radii: Tensor,
-    cutoff: float,
-) -> Tensor:
-    out = torch.empty_like(vectors, memory_format=torch.contiguous_format)
-    _coordination(1, (vectors, receivers, senders, numbers, radii, cutoff), upstream, by_vector=out)
-    return out
-
-
-@coordination_numbers.register_fake
-def _(vectors, receivers, senders, numbers, radii, cutoff, n_atoms):
-    return vectors.new_empty(n_atoms)
-
-
-@_coordination_gradient.register_fake
-def _(upstream, vectors, *rest):
-    return torch.empty_like(vectors, memory_format=torch.contiguous_format)
-
-
-def _save_coordination(ctx, inputs, output) -> None:
-    *tensors, ctx.cutoff, _ = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _coordination_backward(ctx, upstream):
-    return _coordination_gradient(upstream.contiguous(), *ctx.saved_tensors, ctx.cutoff), *[None] * 6
-
-
-coordination_numbers.register_autograd(_coordination_backward, setup_context=_save_coordination)
-
-
-def _coordination(order: int, inputs: tuple, upstream=None, by_edge=None, by_vector=None) -> None:
-    vectors, receivers, senders, numbers, radii, cutoff = inputs
-    if not len(vectors):
-        return
-    arrays = Arrays(vectors)
-    launch(
-        coordination_kernel(),
-        len(vectors),
-        [order, arrays.vectors, *map(arrays.integers, (receivers, senders, numbers)), arrays.reals(radii), cutoff,
-         arrays.reals(upstream)],
-        [arrays.reals(by_edge), arrays.points(by_vector)],
-        vectors.device,
-    )  # fmt: skip
+    return _coordination(vectors, receivers, senders, numbers, radii, cutoff, n_atoms)[0]
 
 
 # --- pairs --------------------------------------------------------------------------------------------------------
@@ -154,13 +149,13 @@ def _pairs(
     damping: list[float],
     cutoff: float,
     n_atoms: int,
+    made: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Energies (n_atoms,); of each edge dE/dr / r (E,) and dE/dCN of the sender (E,); dE/dCN of receivers (n_atoms,)."""
     energies, by_length, by_receiver, by_sender = (vectors.new_empty(len(vectors)) for _ in range(4))
     if len(vectors):
-        rows, present = mixing(cn, numbers, reference_cn, c6)
-        arrays = Arrays(vectors)
-        tables = [t[present][:, present].contiguous() for t in (c8_over_c6, radius)]
+        rows = Mixing(*made) if made else mixing(cn, numbers, reference_cn, c6)
+        arrays, tables = Arrays(vectors), [rows.of_kinds(t) for t in (c8_over_c6, radius)]
         launch(
             pair_kernel(),
             len(vectors),
@@ -204,7 +199,7 @@ def _pairs_gradient(
 
 @_pairs.register_fake
 def _(vectors, *rest):
-    edges, atoms = vectors.new_empty(len(vectors)), vectors.new_empty(rest[-1])
+    edges, atoms = vectors.new_empty(len(vectors)), vectors.new_empty(rest[-2])
     return atoms, edges, torch.empty_like(edges), torch.empty_like(atoms)
 
 
@@ -215,11 +210,12 @@ def _(upstream, vectors, cn, *rest):
 
 def _save_pairs(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs[:4], *output[1:])
+    ctx.none_made = [None] * len(inputs[-1])
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _pairs_backward(ctx, upstream, *rest):
-    return *_pairs_gradient(upstream.contiguous(), *ctx.saved_tensors), *[None] * 11
+    return *_pairs_gradient(upstream.contiguous(), *ctx.saved_tensors), *[None] * 11, ctx.none_made
 
 
 _pairs.register_autograd(_pairs_backward, setup_context=_save_pairs)
@@ -239,6 +235,7 @@ def pair_energies(
     damping: list[float],
     cutoff: float,
     n_atoms: int,
+    made: list[Tensor],
 ) -> Tensor:
     """(n_atoms,) energies of pairs in eV, half of each to its receiver; differentiable by ``vectors`` and ``cn``.
 
@@ -255,6 +252,7 @@ def pair_energies(
         damping: s6, s8, and for zero damping rs6, rs8, alpha, beta (1/A).
         cutoff: A.
         n_atoms: how many rows receivers may be.
+        made: the tensors of the `Mixing` of these atoms, if it has been made already; else empty.
     """
     return _pairs(
         vectors,
@@ -270,4 +268,5 @@ def pair_energies(
         damping,
         cutoff,
         n_atoms,
+        made,
     )[0]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nvdd.models.dftd3_kernels import triple_kernel
-from nvdd.models.dftd3_terms import mixing
-from nvdd.models.warp_runtime import Arrays, launch
+from nvdd.models.dftd3_terms import Mixing, mixing
+from nvdd.warp_runtime import Arrays, launch
 
 
 @torch.library.custom_op("nvdd::d3_triples", mutates_args=())
@@ -27,6 +27,7 @@ def triple_energies(
     exponent: float,
     cutoff: float,
     n_atoms: int,
+    made: list[Tensor],
 ) -> Tensor:
     """(n_atoms,) Axilrod-Teller-Muto energies in eV, a third of each triple to each of its atoms.
 
@@ -41,7 +42,7 @@ def triple_energies(
     """
     edge_energies = vectors.new_empty(len(vectors))
     indices = (receivers, senders, _first_edges(receivers, n_atoms))
-    atoms = (cn, numbers, reference_cn, c6, radius)
+    atoms = (Mixing(*made) if made else mixing(cn, numbers, reference_cn, c6), radius)
     _triples(0, vectors, indices, atoms, (s9, exponent, cutoff), by_edge=edge_energies)
     return vectors.new_zeros(n_atoms).index_add_(0, receivers, edge_energies)
 
@@ -60,11 +61,12 @@ def _triples_gradient(
     s9: float,
     exponent: float,
     cutoff: float,
+    made: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     by_vector = torch.empty_like(vectors, memory_format=torch.contiguous_format)
     by_receiver, by_sender = vectors.new_empty(2, len(vectors)).unbind()
     indices = (receivers, senders, _first_edges(receivers, len(upstream)))
-    atoms = (cn, numbers, reference_cn, c6, radius)
+    atoms = (Mixing(*made) if made else mixing(cn, numbers, reference_cn, c6), radius)
     _triples(1, vectors, indices, atoms, (s9, exponent, cutoff), upstream,
              by_vector=by_vector, by_receiver=by_receiver, by_sender=by_sender)  # fmt: skip
     by_cn = torch.zeros_like(cn).index_add_(0, receivers, by_receiver).index_add_(0, senders, by_sender)
@@ -73,7 +75,7 @@ def _triples_gradient(
 
 @triple_energies.register_fake
 def _(vectors, *rest):
-    return vectors.new_empty(rest[-1])
+    return vectors.new_empty(rest[-2])
 
 
 @_triples_gradient.register_fake
@@ -82,13 +84,14 @@ def _(upstream, vectors, cn, *rest):
 
 
 def _save_triples(ctx, inputs, output) -> None:
-    *tensors, s9, exponent, cutoff, _ = inputs
-    ctx.save_for_backward(*tensors)
+    *tensors, s9, exponent, cutoff, _, made = inputs
+    ctx.save_for_backward(*tensors, *made)
     ctx.constants = s9, exponent, cutoff
 
 
 def _triples_backward(ctx, upstream):
-    return *_triples_gradient(upstream.contiguous(), *ctx.saved_tensors, *ctx.constants), *[None] * 10
+    tensors, made = ctx.saved_tensors[:8], list(ctx.saved_tensors[8:])
+    return *_triples_gradient(upstream.contiguous(), *tensors, *ctx.constants, made), *[None] * 10, [None] * len(made)
 
 
 triple_energies.register_autograd(_triples_backward, setup_context=_save_triples)
@@ -105,9 +108,8 @@ def _triples(
 ) -> None:  # fmt: skip
     if not len(vectors):
         return
-    cn, numbers, reference_cn, c6, radius = atoms
-    rows, present = mixing(cn, numbers, reference_cn, c6)
-    arrays, radii = Arrays(vectors), radius[present][:, present].contiguous()
+    rows, radius = atoms
+    arrays, radii = Arrays(vectors), rows.of_kinds(radius)
     launch(
         triple_kernel(),
         len(vectors),

@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from nvdd.models.warp_runtime import launch, warp
+from nvdd.warp_runtime import launch, warp
 
 
 @torch.library.custom_op("nvdd::lj_energies", mutates_args=())

@@ -26,7 +26,7 @@ _FILES = ("model.pt", "state.pt", "model.json")  # of `Potential.save`
 
 def import_matgl() -> None:
     """Raises MissingDependencyError where matgl is missing."""
-    from nvdd.models.warp_runtime import warp
+    from nvdd.warp_runtime import warp
 
     warp()  # else its banner comes when matgl's kernels are imported
     try:

@@ -28,7 +28,7 @@ def import_fairchem() -> Any:
     Raises:
         MissingDependencyError: fairchem-core is missing, or another version than this is written for.
     """
-    from nvdd.models.warp_runtime import warp
+    from nvdd.warp_runtime import warp
 
     warp()  # else its banner comes when fairchem's neighbour lists are imported
     try:

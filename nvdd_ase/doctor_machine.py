@@ -148,7 +148,7 @@ def shared_memory() -> Check:
 
 def warp() -> Check:
     """Where compiled kernels are kept."""
-    from nvdd.models.warp_runtime import warp as initialised
+    from nvdd.warp_runtime import warp as initialised
 
     wp = initialised()
     cache = wp.config.kernel_cache_dir

@@ -37,6 +37,11 @@ class Records:
     system = property(lambda self: self._whole(9))
     rank = property(lambda self: self._whole(10))
 
+    @property
+    def key(self) -> np.ndarray:
+        """(n,) int64: of atoms of different ranks different, and in the order of ranks, then rows."""
+        return (self.rank << 40) + self.row
+
 
 def gather_near(
     comm: Communicator, records: np.ndarray, members: list[np.ndarray], frames: list[Frame], width: float

@@ -84,14 +84,14 @@ class DomainParallel:
             )
         self.hooks = list(hooks)
         config, graphs = self.config, model.graphs
-        width = graphs.search_cutoff if config.ghost_width is None else config.ghost_width
-        if width < graphs.search_cutoff:
+        width = graphs.width if config.ghost_width is None else config.ghost_width
+        if width < graphs.width:
             raise InputError(
                 f"DomainConfig: ghost_width {width!r} A is less than the model's cutoff and the skin together, "
-                f"{graphs.search_cutoff:g} A; leave it out"
+                f"{graphs.width:g} A; leave it out"
             )
         sharded = isinstance(model.spec.distribution.policy, ShardedStoragePolicy)
-        self.graph = OwnedGraph(self.comm, graphs.cutoff, config.skin, width, graphs.bonds, sharded)
+        self.graph = OwnedGraph(self.comm, graphs.cutoff, config.skin, width, graphs.bonds, sharded, graphs.reach)
         self.graph.chooses = graphs.chooses
         hysteresis = config.skin / 2 if config.migration_hysteresis is None else config.migration_hysteresis
         grid = None if config.grid_dims is None else tuple(config.grid_dims)

@@ -21,6 +21,7 @@ from nvdd.dynamics.domains import Domains
 from nvdd.dynamics.state import DynamicsState
 from nvdd.errors import InputError
 from nvdd.exchange import fetch
+from nvdd.nearby import Nearby, Points, within_reach
 from nvdd.plan import ExchangePlan
 from nvdd.runtime.edge_rows import EdgeRows
 from nvdd.runtime.graph import LocalGraph, Topology, rows_within
@@ -33,12 +34,13 @@ class OwnedGraph:
 
     Args:
         comm: the ranks.
-        cutoff: of the model, A.
+        cutoff: of the list of edges, A; 0 for none.
         skin: A.
-        width: where candidates are searched, A; at least ``cutoff + skin``.
+        width: where atoms are searched that a rank reads, A; at least the larger cutoff and the skin.
         bonds: within which distance edges have reverse edges or bonds that the model reads, A; None if it reads none.
         directory: whether the model finds atoms by id (sharded storage), so that each rank keeps two numbers for
             every atom.
+        reach: cutoff of the models that take edges in blocks, A; None if none does.
 
     Attributes:
         chooses: whether a graph has the candidates with r < cutoff only; else it has them all.
@@ -54,8 +56,10 @@ class OwnedGraph:
         width: float,
         bonds: float | None = None,
         directory: bool = False,
+        reach: float | None = None,
     ) -> None:
         self.comm, self.cutoff, self.skin, self.width = comm, cutoff, skin, width
+        self.reach, self._widest = reach, max(cutoff, reach or 0.0)
         self.bonds, self.directory = bonds, directory
         self.chooses = True
         self.n_builds = 0
@@ -78,7 +82,7 @@ class OwnedGraph:
         """
         before, moved = self._reference, state.positions - self._reference.positions
         room = torch.full(
-            (state.n_systems,), 0.5 * (self.width - self.cutoff), dtype=torch.float64, device=moved.device
+            (state.n_systems,), 0.5 * (self.width - self._widest), dtype=torch.float64, device=moved.device
         )
         if not self._cell_is(state, before.cell):
             if before.inverse is None:  # a cell without volume
@@ -123,11 +127,23 @@ class OwnedGraph:
             home, images, state.ids.cpu().numpy(), state.atomic_numbers.cpu().numpy(), system, self.comm.rank
         )
         others = gather_near(self.comm, own.table, members, frames, self.width)
-        edges = [search(own.table, rows, others[k], frames[k], self.width) for k, rows in enumerate(members)]
+        width = self.cutoff + self.width - self._widest  # with the same room to move in
+        sought = members if self.cutoff else [rows[:0] for rows in members]
+        edges = [search(own.table, rows, others[k], frames[k], width) for k, rows in enumerate(sought)]
         receiver, shift, senders = (np.concatenate(parts) for parts in zip(*edges, strict=True))
-        self._set(state, species, receiver.astype(np.int64), shift, Records(senders))
+        points = None if self.reach is None else self._points(own, np.concatenate(others), frames)
+        self._set(state, species, receiver.astype(np.int64), shift, Records(senders), points)
         self.n_builds += 1
         self.due, self._fresh = False, True
+
+    def _points(self, own: Records, others: np.ndarray, frames: list[Frame]) -> Records:
+        """This rank's atoms, and the atoms and images near one of them."""
+        found = Records(np.concatenate([own.table, others]))
+        cells = np.stack([frame.cell for frame in frames])
+        places = np.einsum("pi,pij->pj", found.table[:, :3], cells[found.system])
+        no_image = np.zeros_like(places)
+        near = within_reach(places, no_image, found.system, cells, len(own.table), self.width, self.comm.device)
+        return Records(found.table[near])
 
     def _check_finite(self, positions: np.ndarray, cells: np.ndarray, state: DynamicsState) -> int:
         """The largest atomic number of all ranks, which a rank without atoms borrows for its phantom."""
@@ -146,23 +162,27 @@ class OwnedGraph:
         return largest
 
     def _set(
-        self, state: DynamicsState, species: int, receiver: np.ndarray, shift: np.ndarray, senders: Records
+        self,
+        state: DynamicsState,
+        species: int,
+        receiver: np.ndarray,
+        shift: np.ndarray,
+        senders: Records,
+        points: Records | None,
     ) -> None:
-        """From senders on other ranks to halo rows, and the exchange of these."""
+        """From senders and points on other ranks to halo rows, and the exchange of these."""
         comm, edge_rows = self.comm, None
         ids = state.ids.cpu().numpy()
         if self.bonds == self.cutoff:
             edge_rows, kept = EdgeRows.build(comm, ids[receiver], senders.id, shift, senders.rank)
             receiver, shift, senders = receiver[kept], shift[kept], Records(senders.table[kept])
-        rank, sender = senders.rank, senders.row
         n_phantom = int(len(state.ids) == 0)
         n_owned = len(state.ids) + n_phantom
-        remote = np.flatnonzero(rank != comm.rank)
-        key = rank[remote] * (int(sender[remote].max(initial=0)) + 1) + sender[remote]
-        _, first, place = np.unique(key, return_index=True, return_inverse=True)
-        halo = Records(senders.table[remote[first]])
+        read = senders if points is None else points  # whatever the list reads is among the points, too
+        _, first = np.unique(read.key[read.rank != comm.rank], return_index=True)
+        halo = Records(read.table[read.rank != comm.rank][first])
         plan = ExchangePlan.build(comm, n_owned, torch.from_numpy(halo.rank), torch.from_numpy(halo.row), "atoms")
-        sender[remote] = n_owned + place.reshape(-1)
+        row_of = lambda r: np.where(r.rank == comm.rank, r.row, n_owned + np.searchsorted(halo.key, r.key))
         put = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(comm.device)
         own_system = torch.zeros(1, dtype=torch.int64, device=comm.device) if n_phantom else state.system
         own_number = torch.full((1,), species, device=comm.device) if n_phantom else state.atomic_numbers
@@ -170,7 +190,7 @@ class OwnedGraph:
             ids=state.ids,
             rows=torch.arange(plan.n_padded, device=comm.device),
             n_phantom=n_phantom,
-            candidates=put(np.stack([receiver, sender])),
+            candidates=put(np.stack([receiver, row_of(senders)])),
             shift=put(shift),
             shift_vector=torch.empty(0),
             system=torch.cat([own_system, put(halo.system)]),
@@ -179,6 +199,7 @@ class OwnedGraph:
             plan=plan,
             edge_rows=edge_rows,
             directory=self._directory(state, plan, put(halo.id)) if self.directory else None,
+            points=None if points is None else Points(put(row_of(points)), put(points.table[:, 3:6]), len(state.ids)),
         )
         self._node_fields = {name: self._padded(rows, plan, name) for name, rows in state.node_fields.items()}
         has_volume = bool((torch.linalg.det(state.cell) != 0).all())
@@ -191,7 +212,7 @@ class OwnedGraph:
         self._set_cell(state)
         if self.bonds is not None and self.bonds < self.cutoff:
             squared = self._topology.vectors(self._of_rows(state)).square().sum(0)
-            bonded = (squared < (self.bonds + self.width - self.cutoff) ** 2).cpu().numpy()
+            bonded = (squared < (self.bonds + self.width - self._widest) ** 2).cpu().numpy()
             edge_rows, _ = EdgeRows.build(comm, ids[receiver], senders.id, shift, senders.rank, bonded)
             self._topology = replace(self._topology, edge_rows=edge_rows)
 
@@ -235,8 +256,12 @@ class OwnedGraph:
             topology.candidates.index_select(1, near),
             vectors.index_select(1, near).T.contiguous(),
             rows_within(topology.edge_rows, mask, squared, self.cutoff, self.bonds),
+            nearby=None if topology.points is None else self._nearby(state, topology),
         )
         return self._batch(state), graph
+
+    def _nearby(self, state: DynamicsState, topology: Topology) -> Nearby:
+        return Nearby(topology.points, self._positions, state.cell, topology.system)
 
     @staticmethod
     def _read(code: Tensor, mask: Tensor | None) -> tuple[int, int | None]:

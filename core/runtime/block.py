@@ -20,6 +20,7 @@ from nvdd.errors import DistributedOpError, InputError
 from nvdd.model_config import EdgeLayout, NeighborListFormat
 from nvdd.policy import GraphParallelPolicy, HaloStoragePolicy, LocalStoragePolicy, ShardedStoragePolicy
 from nvdd.roles import ShardMeta
+from nvdd.runtime.block_leaf import BlockLeaf
 from nvdd.runtime.graph import LocalGraph
 from nvdd.runtime.leaves import Derivatives, EdgeVectorLeaf, PositionLeaf
 from nvdd.runtime.outputs import Energy, check_roles
@@ -85,6 +86,7 @@ class Block:
         cutoff: A; it sees the edges with r < cutoff and, unless ``drops_far_edges``, no others.
         bonds: within which distance edges have reverse edges or bonds that it reads, A; None if it reads none.
         drops_far_edges: whether edges with r >= cutoff count nothing in it.
+        in_blocks: whether it needs no list of its edges (``NeighborConfig(blocks=True)``, not compiled).
         layout: of its edges.
         adapters: those of the spec, in place while the model runs.
     """
@@ -109,8 +111,14 @@ class Block:
             raise InputError(f"{name}: its model_config has no neighbor_config, so its cutoff is unknown")
         if neighbors.format is not NeighborListFormat.COO:
             raise InputError(f"{name} wants neighbours as {neighbors.format.value}; only 'coo' is distributed")
+        if neighbors.blocks and self.spec.force_strategy is not ForceStrategy.EDGE_VECTORS:
+            raise InputError(
+                f"{name}: NeighborConfig(blocks=True) is for functions of edge vectors, ForceStrategy.EDGE_VECTORS, and the spec "
+                f"says {self.spec.force_strategy.value}; leave blocks=True out"
+            )
         self.cutoff, self.bonds = neighbors.cutoff, neighbors.bond_reach
         self.drops_far_edges = neighbors.drops_far_edges
+        self.in_blocks = neighbors.blocks and not config.compile
         self.layout: EdgeLayout = getattr(wrapper, "edge_layout", EdgeLayout())
         chunked = config.edges_at_once is not None
         adapters = [a for a in self.spec.all_adapters if chunked or not isinstance(a, Stage)]
@@ -164,8 +172,13 @@ class Block:
 
     def forward(self, batch: Batch, graph: LocalGraph, meta: ShardMeta, feeds: list[Feed]) -> Pass:
         """Evaluates the wrapper; to be called inside `running`."""
-        leaf_type = EdgeVectorLeaf if self.spec.force_strategy is ForceStrategy.EDGE_VECTORS else PositionLeaf
-        leaf = leaf_type(batch, graph, meta, self.layout, self.wrapper.dtype)
+        inputs = batch, graph, meta, self.layout, self.wrapper.dtype
+        leaf: Any
+        if self.in_blocks and graph.nearby is not None:
+            leaf = BlockLeaf(*inputs, self.cutoff)
+        else:
+            by_edges = self.spec.force_strategy is ForceStrategy.EDGE_VECTORS
+            leaf = EdgeVectorLeaf(*inputs) if by_edges else PositionLeaf(*inputs)
         for feed in feeds:
             feed.give(leaf.batch, meta, self.wrapper.dtype)
         raw = {name: settled(value) for name, value in self.wrapper(leaf.batch).items()}

@@ -15,6 +15,7 @@ from nvdd.data import Batch
 from nvdd.directory import AtomDirectory
 from nvdd.exchange import broadcast
 from nvdd.index_partition import IndexPartitioner
+from nvdd.nearby import Nearby, Points, points_read
 from nvdd.neighbors import edges_within
 from nvdd.partition import SpatialPartitioner
 from nvdd.plan import ExchangePlan
@@ -41,6 +42,7 @@ class Topology:
         directory: where every atom is; None if that is not known.
         wider: (n_padded,) for a topology that was made by `within`: the row of each of its rows in the one that it was
             made of; else None.
+        points: atoms and images near the owned atoms, for models that take their edges in blocks; None if none does.
     """
 
     ids: Tensor
@@ -56,6 +58,7 @@ class Topology:
     edge_rows: EdgeRows | None
     directory: AtomDirectory | None = None
     wider: Tensor | None = None
+    points: Points | None = None
 
     def vectors(self, x: Tensor) -> Tensor:
         """(3, C) vectors of the candidates for positions ``x`` (n_padded, 3) of the rows: contiguous rows to sum over."""
@@ -119,6 +122,8 @@ class LocalGraph:
         vectors: (E, 3) float64, x_sender - x_receiver with images, A.
         edge_rows: reverse edges and bonds among them, if the model reads them.
         kept: (E,) of a graph that was made by `within`: which edges of the wider graph they are; else None.
+        nearby: the points of this step, if the topology has such.
+        place, cell: (n_padded, 3) and (n_systems, 3, 3) A, from `differentiable`: what edges of ``nearby`` depend on.
     """
 
     topology: Topology
@@ -127,11 +132,19 @@ class LocalGraph:
     vectors: Tensor
     edge_rows: EdgeRows | None
     kept: Tensor | None = None
+    nearby: Nearby | None = None
+    place: Tensor | None = None
+    cell: Tensor | None = None
+
+    @property
+    def n_edges(self) -> int:
+        """Of the list, or of the blocks that a model has read, whichever are more."""
+        return max(self.pair.shape[1], 0 if self.nearby is None else self.nearby.n_edges)
 
     @property
     def load(self) -> tuple[int, int, int]:
         """Owned atoms, halo rows and edges."""
-        return len(self.topology.ids), self.topology.plan.n_halo, self.pair.shape[1]
+        return len(self.topology.ids), self.topology.plan.n_halo, self.n_edges
 
     @property
     def receiver(self) -> Tensor:
@@ -173,7 +186,7 @@ class LocalGraph:
         system = self.topology.system.index_select(0, self.receiver)
         shift = torch.einsum("ei,eij->ej", self.shift, cell.index_select(0, system))
         vectors = x.index_select(0, self.sender) - x.index_select(0, self.receiver) + shift
-        return replace(self, vectors=vectors)
+        return replace(self, vectors=vectors, place=x, cell=cell)
 
 
 def rows_within(
@@ -191,13 +204,16 @@ class GraphBuilder:
     Args:
         comm: the ranks.
         partitioner: gives owners.
-        cutoff: of the model, A.
+        cutoff: of the list of edges, A; 0 for none.
         skin: A.
-        search_cutoff: where candidates are searched, before the skin is added; at least ``cutoff``.
+        search_cutoff: where candidates are searched, before the skin is added; at least the larger cutoff.
         bonds: within which distance edges have reverse edges or bonds that a model reads, A; None if none does.
         report_phase: called with ``"partition"`` and ``"plan"`` when these begin.
+        reach: cutoff of the models that take edges in blocks, A; None if none does.
 
     Attributes:
+        widest: the larger of both cutoffs.
+        width: where atoms are searched that a rank reads, A, skin included.
         chooses: whether a graph has the candidates with r < cutoff only; else it has them all.
         n_builds: how often candidates were found.
 
@@ -214,9 +230,12 @@ class GraphBuilder:
         search_cutoff: float | None = None,
         bonds: float | None = None,
         report_phase: Callable[[str], None] = lambda phase: None,
+        reach: float | None = None,
     ) -> None:
         self.comm, self.partitioner, self.cutoff, self.skin = comm, partitioner, cutoff, skin
-        self.search_cutoff = max(cutoff, search_cutoff or 0.0) + skin
+        self.reach, self.widest = reach, max(cutoff, reach or 0.0)
+        self.width = max(self.widest, search_cutoff or 0.0) + skin
+        self.search_cutoff = self.width if reach is None else cutoff + skin
         self.graph_partition = isinstance(partitioner, IndexPartitioner)
         self.reads_all = self.graph_partition and partitioner.reads_all
         self.bonds = bonds
@@ -248,7 +267,11 @@ class GraphBuilder:
             self._reference = tuple(t.clone() for t in self._key(batch))
             self.n_builds += 1
             graph = self._of_candidates()
-        return graph()
+        graph, topology = graph(), self._topology
+        if topology.points is None:
+            return graph
+        x = self._positions.index_select(0, topology.rows)
+        return replace(graph, nearby=Nearby(topology.points, x, batch.cell, topology.system))
 
     def _of_candidates(self) -> Callable[[], LocalGraph]:
         """Gives the graph at the present positions; a GPU is waited for when it is called, if at all."""
@@ -316,6 +339,8 @@ class GraphBuilder:
         receiver, sender, shift, shift_vector = [], [], [], []
         for k, atoms in enumerate(members):
             mine = np.flatnonzero(owner[atoms] == self.comm.rank)
+            if not self.cutoff:  # all edges are made in blocks
+                mine = mine[:0]
             edges = edges_within(positions[atoms], cells[k], pbc[k], self.search_cutoff, mine)
             receiver.append(atoms[edges.receiver])
             sender.append(atoms[edges.sender])
@@ -323,9 +348,13 @@ class GraphBuilder:
             shift_vector.append(edges.shift @ cells[k])
         join = np.concatenate
         edges = join(receiver), join(sender), join(shift), join(shift_vector)
-        return self._localise(system, numbers, owner, *edges, positions)
+        points = None
+        if self.reach is not None:
+            mine = np.flatnonzero(owner == self.comm.rank)
+            points = points_read(positions, cells, pbc, system, mine, self.width, self.comm.device)
+        return self._localise(system, numbers, owner, *edges, positions, points)
 
-    def _localise(self, system, numbers, owner, receiver, sender, shift, shift_vector, positions) -> Topology:
+    def _localise(self, system, numbers, owner, receiver, sender, shift, shift_vector, positions, points) -> Topology:
         """From global ids to local rows, and the plans."""
         rank, device = self.comm.rank, self.comm.device
         put = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -339,7 +368,10 @@ class GraphBuilder:
             receiver, sender, shift, shift_vector = (a[kept] for a in (receiver, sender, shift, shift_vector))
         ids = np.flatnonzero(owner == rank)
         row_at_owner = _rows_at_owner(owner, self.comm.size)
-        halo = np.flatnonzero(owner != rank) if self.reads_all and len(ids) else np.unique(sender[owner[sender] != rank])
+        read_atoms = sender if points is None else points[0]
+        halo = np.unique(read_atoms[owner[read_atoms] != rank])
+        if self.reads_all and len(ids):
+            halo = np.flatnonzero(owner != rank)
         halo = halo[np.argsort(owner[halo], kind="stable")]
         n_phantom = int(len(ids) == 0)
         rows = np.concatenate([ids, halo]) if not n_phantom else np.zeros(1, np.int64)
@@ -366,6 +398,7 @@ class GraphBuilder:
             plan=plan,
             edge_rows=edge_rows,
             directory=AtomDirectory(put(owner), put(row_at_owner), put(rows)),
+            points=None if points is None else Points(put(local[points[0]]), put(points[1]), len(ids)),
         )
 
 

@@ -31,7 +31,7 @@ def _index_pair(graph: LocalGraph, layout: EdgeLayout, meta: ShardMeta) -> Tenso
     return promote(pair.T, Role.EDGE_INDEX, meta, row_dim=0, sender_at=layout.sender_column)
 
 
-def _local_batch(batch: Batch, graph: LocalGraph, meta: ShardMeta, dtype: torch.dtype, **geometry: Any) -> Batch:
+def local_batch(batch: Batch, graph: LocalGraph, meta: ShardMeta, dtype: torch.dtype, **geometry: Any) -> Batch:
     """What the wrapper gets: inputs of this rank's rows (halo rows too under ``halo_read``), and the geometry."""
     topology, device = graph.topology, graph.pair.device
     system = topology.system[: meta.n_rows]
@@ -71,7 +71,7 @@ def _count(system: Tensor, n_systems: int) -> Tensor:
     return torch.bincount(system, minlength=n_systems)
 
 
-def _stand_in(value: Tensor, meta: ShardMeta, of: str) -> Tensor:
+def stand_in(value: Tensor, meta: ShardMeta, of: str) -> Tensor:
     return promote(value, Role.ANCHOR, meta, of=of)
 
 
@@ -121,22 +121,22 @@ class EdgeVectorLeaf:
         vectors = promote(self.leaf if layout.sign > 0 else -self.leaf, Role.EDGE, meta)
         device = graph.pair.device
         eye = torch.eye(3, dtype=dtype, device=device).expand(batch.n_systems, 3, 3)
-        self.batch = _local_batch(
+        self.batch = local_batch(
             batch,
             graph,
             meta,
             dtype,
-            positions=_stand_in(torch.zeros(meta.n_rows, 3, dtype=dtype, device=device), meta, "positions"),
-            cell=_stand_in(eye, meta, "cell"),
+            positions=stand_in(torch.zeros(meta.n_rows, 3, dtype=dtype, device=device), meta, "positions"),
+            cell=stand_in(eye, meta, "cell"),
             neighbor_list=_index_pair(graph, layout, meta),
-            neighbor_list_shifts=_stand_in(to_local(vectors), meta, "shifts"),
+            neighbor_list_shifts=stand_in(to_local(vectors), meta, "shifts"),
             edge_vectors=defer(vectors, meta),
             edge_layout=layout,
         )
 
     def reaches(self, value: Tensor) -> bool:
         """Whether ``value`` is a function of the edge vectors as far as autograd knows; True where there are none."""
-        return not len(self.leaf) or _reaches(value, (self.leaf,))
+        return not len(self.leaf) or reaches(value, (self.leaf,))
 
     def anchored(self, value: Tensor) -> Tensor:
         """``value`` as a function of the edge vectors also where this rank has none.
@@ -171,7 +171,7 @@ class EdgeVectorLeaf:
             The derivative by the geometry, and that by each of ``inputs``.
         """
         leaves = [self.leaf] if wanted else []
-        found = _gradients(outputs, seeds, [*leaves, *inputs], create_graph, bool(inputs) or again or not len(self.leaf), again)
+        found = gradients(outputs, seeds, [*leaves, *inputs], create_graph, bool(inputs) or again or not len(self.leaf), again)
         if not wanted:
             return Derivatives(), found
         pair = found.pop(0).to(torch.float64)
@@ -219,7 +219,7 @@ class PositionLeaf:
         positions = self.leaf + torch.einsum("ni,nij->nj", self.leaf, by_atom)
         if not meta.fetches:
             positions = fetch(positions, meta.plan, "positions")
-        self.batch = _local_batch(
+        self.batch = local_batch(
             batch,
             graph,
             meta,
@@ -233,7 +233,7 @@ class PositionLeaf:
 
     def reaches(self, value: Tensor) -> bool:
         """Whether ``value`` is a function of positions or cell as far as autograd knows."""
-        return _reaches(value, (self.leaf, self.strain))
+        return reaches(value, (self.leaf, self.strain))
 
     def anchored(self, value: Tensor) -> Tensor:
         """``value``: every rank has the position of some atom."""
@@ -251,7 +251,7 @@ class PositionLeaf:
         """As `EdgeVectorLeaf.derive`; of a function of positions there are no ``virials`` and ``pair_forces``."""
         leaves = {"forces": self.leaf, "virial": self.strain}
         names = [name for name in leaves if name in wanted]
-        found = _gradients(outputs, seeds, [*(leaves[n] for n in names), *inputs], create_graph, True, again)
+        found = gradients(outputs, seeds, [*(leaves[n] for n in names), *inputs], create_graph, True, again)
         mine = {name: g.to(torch.float64) for name, g in zip(names, found, strict=False)}
         forces = -mine["forces"] if "forces" in mine else None
         # the same on every rank
@@ -259,7 +259,7 @@ class PositionLeaf:
         return Derivatives(forces=forces, virial=virial), found[len(names) :]
 
 
-def _gradients(
+def gradients(
     outputs: Sequence[Tensor],
     seeds: Sequence[Tensor | None],
     inputs: Sequence[Tensor],
@@ -281,7 +281,7 @@ def _gradients(
     return list(found)
 
 
-def _reaches(value: Tensor, leaves: Sequence[Tensor]) -> bool:
+def reaches(value: Tensor, leaves: Sequence[Tensor]) -> bool:
     ends = {torch.autograd.graph.get_gradient_edge(leaf).node for leaf in leaves}
     todo, seen = [value.grad_fn], set()
     while todo:

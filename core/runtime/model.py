@@ -70,10 +70,12 @@ class DistributedModel:
         strategy = self.config.strategy
         self.spec = laid_out(spec if spec is not None else spec_of(wrapper, strategy), strategy)
         self._order = in_order(len(self.blocks), self.wires)
-        cutoff = max(block.cutoff for block in self.blocks)
-        if self.config.cutoff is not None and self.config.cutoff < cutoff:
+        listed = max((block.cutoff for block in self.blocks if not block.in_blocks), default=0.0)
+        reach = max((block.cutoff for block in self.blocks if block.in_blocks), default=None)
+        widest = max(listed, reach or 0.0)
+        if self.config.cutoff is not None and self.config.cutoff < widest:
             raise InputError(
-                f"DomainConfig.cutoff {self.config.cutoff} A is less than the model's cutoff {cutoff} A; leave it out"
+                f"DomainConfig.cutoff {self.config.cutoff} A is less than the model's cutoff {widest} A; leave it out"
             )
         partitioner: IndexPartitioner | SpatialPartitioner
         if self.config.strategy is StrategyKind.GRAPH_PARTITION:
@@ -83,9 +85,11 @@ class DistributedModel:
         self._compiled = self._compile()
         bonds = max((block.bonds for block in self.blocks if block.bonds is not None), default=None)
         self.graphs = GraphBuilder(
-            self.comm, partitioner, cutoff, self.config.skin, self.config.cutoff, bonds, self._phase
+            self.comm, partitioner, listed, self.config.skin, self.config.cutoff, bonds, self._phase, reach
         )
-        self.graphs.chooses = not all(block.drops_far_edges for block in self.blocks if self._sees_all(block))
+        self.graphs.chooses = reach is not None or not all(
+            block.drops_far_edges for block in self.blocks if self._sees_all(block, listed)
+        )
 
     def _ranks(self) -> Communicator:
         tensors = itertools.chain(*(getattr(self.wrapper, name, list)() for name in ("parameters", "buffers")))
@@ -154,7 +158,6 @@ class DistributedModel:
 
     _current: str | None = None
     _since: float = 0.0
-    _load: tuple[int, int, int] | None = None
 
     def __call__(
         self, batch: Batch, outputs: Iterable[str] = ("energy", "forces"), create_graph: bool = False
@@ -179,13 +182,13 @@ class DistributedModel:
         if unknown:
             raise InputError(f"outputs {sorted(unknown)} are not among {sorted(self.available_outputs)}")
         self.timings = {}
-        self._load = None
-        with torch.inference_mode(False), torch.enable_grad(), advised(self.comm, lambda: self._load):
+        seen: list[LocalGraph] = []
+        with torch.inference_mode(False), torch.enable_grad(), advised(self.comm, lambda: seen[0].load if seen else None):
             self._phase("edges")
             needs_volume = bool(wanted & {"stress", "stresses", "virial"})
             volumes = volumes_of(batch) if needs_volume else []
             graph = self.graphs.update(batch)
-            self._load = graph.load
+            seen.append(graph)
             self._phase("edges")
             graphs = [self._graph_of(block, graph) for block in self.blocks]
             if create_graph and batch.positions.requires_grad:
@@ -202,7 +205,7 @@ class DistributedModel:
             if not create_graph:
                 values = {name: value.detach() for name, value in values.items()}
             self._phase(None)
-            return DistributedOutputs(graph.topology.ids, values, graph.topology.plan.n_halo, graph.receiver.shape[0])
+            return DistributedOutputs(graph.topology.ids, values, graph.topology.plan.n_halo, graph.n_edges)
 
     def shares(
         self, batch: Batch, graph: LocalGraph, outputs: Iterable[str], reach: float | None = None
@@ -228,13 +231,18 @@ class DistributedModel:
         self.timings = {}
         with torch.inference_mode(False), torch.enable_grad(), advised(self.comm, lambda: graph.load):
             within: dict[tuple[float, float | None], LocalGraph] = {}
+            graphs = []
             for block in self.blocks:
+                if block.in_blocks and graph.nearby is not None:
+                    graphs.append(graph)
+                    continue
                 key = (block.cutoff, block.bonds)
                 if key not in within:
+                    cutoff = self.graphs.cutoff if graph.nearby is not None else self.graphs.widest
                     right = reach in (None, block.cutoff) or block.drops_far_edges
-                    whole = self._sees_all(block) and right
+                    whole = self._sees_all(block, cutoff) and right
                     within[key] = graph if whole else graph.within(*key)
-            graphs = [within[block.cutoff, block.bonds] for block in self.blocks]
+                graphs.append(within[key])
             passes = self._evaluate(batch, graphs, wanted, create_graph=False)
             try:
                 self._check_chunks(passes)
@@ -269,13 +277,13 @@ class DistributedModel:
 
     def _graph_of(self, block: Block, graph: LocalGraph) -> LocalGraph:
         """The edges that a block sees, of the graph with the widest cutoff."""
-        if self._sees_all(block):
+        if block.in_blocks or (graph.nearby is None and self._sees_all(block, self.graphs.cutoff)):
             return graph
         return self.graphs.narrower(block.cutoff, block.bonds)
 
-    def _sees_all(self, block: Block) -> bool:
-        """Whether the graph with the widest cutoff is the block's own."""
-        return block.cutoff == self.graphs.cutoff and block.bonds in (None, self.graphs.bonds)
+    def _sees_all(self, block: Block, cutoff: float) -> bool:
+        """Whether a list of edges within ``cutoff`` is the block's own."""
+        return block.cutoff == cutoff and block.bonds in (None, self.graphs.bonds)
 
     def _evaluate(self, batch: Batch, graphs: list[LocalGraph], wanted: set[str], create_graph: bool) -> list[Pass]:
         """Every block forward and backward, each inside its own adapters.

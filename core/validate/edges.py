@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from nvdd.data import Batch
+from nvdd.nearby import EDGES_AT_ONCE
 from nvdd.neighbors import edges_within
 
 _ON_THE_SPHERE = 1e-8  # part of the cutoff: an edge of just this length may be rounded in or out
@@ -28,11 +30,14 @@ def reference_edges(batch: Batch, cutoff: float) -> np.ndarray:
     return np.concatenate(found) if found else np.zeros((0, 5), np.int64)
 
 
-def rank_edges(graph: Any) -> np.ndarray:
-    """(E, 5) the same of one rank's `LocalGraph`, by global ids."""
-    rows = graph.topology.rows
-    columns = [rows[graph.receiver][:, None], rows[graph.sender][:, None], graph.shift.round().long()]
-    return np.concatenate([c.cpu().numpy() for c in columns], axis=1).astype(np.int64)
+def rank_edges(graph: Any, cutoff: float) -> np.ndarray:
+    """(E, 5) the same of one rank's `LocalGraph`, by global ids: of its list, or of its blocks within ``cutoff`` (A)."""
+    rows, parts = graph.topology.rows, [(graph.receiver, graph.sender, graph.shift)]
+    if graph.nearby is not None:
+        blocks = graph.nearby.blocks(cutoff, EDGES_AT_ONCE)
+        parts = [(*blocks.edges(k)[1:3], blocks.shifts(k)) for k in range(len(blocks.bounds))]
+    table = [torch.cat([rows[i][:, None], rows[j][:, None], s.round().long()], 1).cpu().numpy() for i, j, s in parts]
+    return np.concatenate(table).astype(np.int64)
 
 
 def lengths(edges: np.ndarray, batch: Batch) -> np.ndarray:

@@ -89,7 +89,7 @@ def _rows(tensor: Tensor, batch: Batch | None) -> tuple[str, Tensor]:
     if batch is None or role is not None or not plain.dim():
         return "", plain
     meta = getattr(batch.batch, "_meta", None)
-    n_atoms, n_edges = to_local(batch.atomic_numbers).shape[0], to_local(batch.neighbor_list).shape[0]
+    n_atoms, n_edges = to_local(batch.atomic_numbers).shape[0], 0 if batch.neighbor_list is None else len(to_local(batch.neighbor_list))
     rows = plain.shape[0]
     if n_atoms == n_edges or rows not in (n_atoms, n_edges):
         return "", plain

@@ -32,7 +32,7 @@ def left_behind(comm: Communicator, model: str, structure: str) -> list[str]:
         gc.enable()
 
 
-@pytest.mark.parametrize(("model", "structure"), [("mace", "quartz unit"), ("lj", "triclinic")])
+@pytest.mark.parametrize(("model", "structure"), [("mace", "quartz unit"), ("lj", "triclinic"), ("dftd3", "triclinic")])
 @pytest.mark.parametrize("world_size", (1, 2))
 def test_no_tensor_waits_for_the_garbage_collector(ranks, world_size, model, structure):
     assert ranks.run(world_size, left_behind, model, structure) == [[]] * world_size

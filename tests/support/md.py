@@ -93,6 +93,7 @@ def run_on_rank(
 def models_on_rank(comm: Communicator, names: list[str], structures: list[str]) -> list[dict[str, Any]]:
     """Runs on each rank: other kinds of models, with several systems in one batch, beside the same on all atoms."""
     import bond_models
+    import composed
     import sharded_models
     from nvdd import DistributedModel, DistributionSpec, HaloStoragePolicy, MLIPSpec
 
@@ -100,7 +101,7 @@ def models_on_rank(comm: Communicator, names: list[str], structures: list[str]) 
     batch = Batch.from_atoms([parity.structure(name) for name in structures])
     for name in names:
         module = bond_models if hasattr(bond_models, name) else sharded_models
-        make = getattr(module, name, None) or (lambda name=name: parity.wrapper(name.split()[0]))
+        make = getattr(module, name, None) or composed.PIPELINES.get(name) or (lambda name=name: parity.wrapper(name.split()[0]))
         model, spec = make(), None
         if name.endswith(" halo"):
             policy = HaloStoragePolicy(scatter_mode="halo_correction", gather_mode="halo_read")

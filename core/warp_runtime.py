@@ -53,7 +53,7 @@ def quiet() -> Iterator[None]:
         setattr(config, name, before)
 
 
-def launch(kernel: Any, n_threads: int, inputs: Sequence[Any], outputs: Sequence[Any], device: torch.device) -> None:
+def launch(kernel: Any, n_threads: int | tuple[int, ...], inputs: Sequence[Any], outputs: Sequence[Any], device: torch.device) -> None:
     """Runs a kernel in torch's current stream of ``device``; its first launch there compiles it."""
     wp = warp()
     stream = wp.stream_from_torch(torch.cuda.current_stream(device)) if device.type == "cuda" else None
@@ -77,16 +77,17 @@ class Arrays:
 
     def points(self, tensor: Tensor | None) -> Any:
         """(E, 3) float64, contiguous."""
-        return self._array(self._empty if tensor is None else tensor, warp().vec3d)
+        return self.of(self._empty if tensor is None else tensor, warp().vec3d)
 
     def reals(self, tensor: Tensor | None) -> Any:
         """float64 of any shape."""
-        return self._array(self._empty[:, 0] if tensor is None else tensor, warp().float64)
+        return self.of(self._empty[:, 0] if tensor is None else tensor, warp().float64)
 
     def integers(self, tensor: Tensor) -> Any:
         """int64."""
-        return self._array(tensor, warp().int64)
+        return self.of(tensor, warp().int64)
 
     @staticmethod
-    def _array(tensor: Tensor, dtype: Any) -> Any:
+    def of(tensor: Tensor, dtype: Any) -> Any:
+        """A contiguous tensor, by its address alone: it must outlive the launch."""
         return warp().from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
