@@ -90,7 +90,8 @@ def _save_triples(ctx, inputs, output) -> None:
 
 
 def _triples_backward(ctx, upstream):
-    tensors, made = ctx.saved_tensors[:8], list(ctx.saved_tensors[8:])
+    saved = ctx.saved_tensors
+    tensors, made = saved[:8], list(saved[8:])
     return *_triples_gradient(upstream.contiguous(), *tensors, *ctx.constants, made), *[None] * 10, [None] * len(made)
 
 

@@ -10,6 +10,7 @@ from ase.build import bulk, fcc111, molecule
 from ase.units import Bohr, Hartree
 
 from builders import evaluate, make_batch
+from nvdd import Batch, DistributedModel, DomainConfig, NeighborConfig
 from nvdd.errors import InputError, MissingDependencyError
 from nvdd.models.configuration import rebuild
 from nvdd.models.dftd3 import FAMILY, DFTD3ModelWrapper
@@ -153,6 +154,26 @@ def test_several_systems_equal_each_alone():
     np.testing.assert_allclose(together.energy, [r.energy[0] for r in alone], rtol=1e-13)
     np.testing.assert_allclose(together.forces, np.concatenate([r.forces for r in alone]), atol=1e-14)
     assert alone[1].energy[0] == 0.0
+
+
+@pytest.mark.parametrize(("listed", "at_once"), [(False, 1), (False, 1000), (True, 1000)])
+def test_some_receivers_at_a_time(listed, at_once):
+    """Triples too: without a list of pairs, and with parts of one, as from LAMMPS."""
+    wrapper, wanted = DFTD3ModelWrapper("pbe", damping="zero", atm=True, **SHORT), {"energy", "forces", "stress", "stresses"}
+    batch = Batch.from_atoms([CRYSTALS["ice"](), Atoms("Xe", cell=[20, 20, 20], pbc=True), CRYSTALS["salt"]()])
+    whole = evaluate(wrapper, batch.to_atoms())
+    if listed:
+        wrapper.model_config.neighbor_config = NeighborConfig(wrapper.cutoff)
+    model = DistributedModel(wrapper, DomainConfig(max_edges_per_chunk=at_once))
+    found = model(batch, wanted)
+    assert (model.graphs.update(batch).topology.candidates.shape == (2, 0)) is not listed
+    assert found.n_edges > 3000
+    np.testing.assert_allclose(found["energy"], whole.energy, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found["forces"], whole.forces, rtol=0, atol=1e-11 * np.abs(whole.forces).max())
+    scale = np.abs(whole.stress).max()
+    np.testing.assert_allclose(found["stress"], whole.stress, rtol=0, atol=1e-11 * scale)
+    by_system = torch.zeros(3, 3, 3, dtype=torch.float64).index_add(0, batch.batch, found["stresses"])
+    np.testing.assert_allclose(by_system, found["stress"], rtol=0, atol=1e-12 * scale)
 
 
 def test_always_float64():
