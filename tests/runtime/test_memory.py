@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -36,3 +38,33 @@ def left_behind(comm: Communicator, model: str, structure: str) -> list[str]:
 @pytest.mark.parametrize("world_size", (1, 2))
 def test_no_tensor_waits_for_the_garbage_collector(ranks, world_size, model, structure):
     assert ranks.run(world_size, left_behind, model, structure) == [[]] * world_size
+
+
+PEAK = """
+import resource, sys
+import torch
+from ase.build import bulk
+from nvdd import Batch, DistributedModel, DomainConfig
+from nvdd.models.dftd3 import DFTD3ModelWrapper
+
+cutoff, peak = float(sys.argv[1]), lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+run = lambda atoms, cutoff: DistributedModel(
+    DFTD3ModelWrapper("pbe", cutoff=cutoff, cutoff_cn=cutoff), DomainConfig(max_edges_per_chunk=50_000)
+)(Batch.from_atoms(atoms), {"energy", "forces", "stress"})
+argon = bulk("Ar", "fcc", a=5.26, cubic=True)
+run(argon, 5.0)  # what is loaded and compiled once
+before = peak()
+print(run(argon * (4, 4, 4), cutoff).n_edges, peak() - before)
+"""
+
+
+def test_memory_of_dispersion_does_not_grow_with_the_number_of_pairs():
+    """Eight times the pairs, whose list would take some 200 MB more, and hardly any more memory."""
+    pytest.importorskip("tad_dftd3", reason="DFT-D3 takes its reference data from tad-dftd3; runs where that is installed")
+    found = []
+    for cutoff in ("15", "30"):
+        out = subprocess.run([sys.executable, "-c", PEAK, cutoff], capture_output=True, text=True, check=True, timeout=300).stdout
+        found.append([float(word) for word in out.split()])
+    (few, less), (many, more) = found
+    assert many > 7 * few and many > 700_000
+    assert more < less + 60, found  # MB
