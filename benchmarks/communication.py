@@ -26,7 +26,10 @@ _METHODS = {
 }  # fmt: skip
 _FUNCTIONS = {"all_reduce": 0, "all_to_all_single": 0, "all_gather_tensor": 0, "reduce_scatter_tensor": 0, "broadcast": 0}
 _TO_SINGLE_RANKS = ("send", "alltoall", "alltoall_base", "all_to_all_single")
-_NOT_SEEN = ("all_to_all_single_autograd", "all_gather_tensor_autograd", "reduce_scatter_tensor_autograd", "permute_tensor")
+_NOT_SEEN = (  # backward passes of their own, and such as neither package calls
+    "all_to_all_single_autograd", "all_gather_tensor_autograd", "reduce_scatter_tensor_autograd", "permute_tensor",
+    "all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced",
+)  # fmt: skip
 
 
 class CommunicationCounter:
@@ -38,7 +41,7 @@ class CommunicationCounter:
             a gathering moves on the wire depends on its algorithm and is a multiple of that.
 
     Raises:
-        NotImplementedError: in the context, of a functional collective whose backward pass would not be counted.
+        NotImplementedError: in the context, of a functional collective that would not be counted, or not wholly.
     """
 
     def __init__(self) -> None:
@@ -92,7 +95,7 @@ class CommunicationCounter:
 
 def _refused(name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{name} sends in its backward pass what CommunicationCounter does not see")
+        raise NotImplementedError(f"CommunicationCounter does not see all that {name} sends: count it, or call another")
 
     return call
 

@@ -186,57 +186,60 @@ class Toolkit:
                 model.close()
 
 
-def measured(run: Run, contender, rounds: int, warm_up: int) -> dict | None:
-    """Times of steps, forces (N, 3) of all atoms and messages; on every rank."""
+def measured(run: Run, contender, rounds: int, warm_up: int) -> dict:
+    """Times of steps, forces (N, 3) of all atoms and messages, or ``{"failed": why}``; the same on every rank."""
     repeats = -(-run.arguments.repeats // rounds)
     positions = torch.tensor(run.atoms.positions)
-    forces, seconds, owned, sent = torch.zeros(len(run.atoms), 3, dtype=torch.float64), [], 0, (0, 0, 0)
+    own = {"forces": torch.zeros(len(run.atoms), 3, dtype=torch.float64), "owned": 0, "sent": (0, 0, 0), "failed": ""}
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    with contender.opened() as opened:
-        if opened is not None:
-            step, ids = opened
-            seconds, out = step_times(lambda: step(positions), run.device, warm_up, repeats)
-            forces[ids], owned = out.detach().double().cpu(), len(ids)
-            if not getattr(contender, "compile", ""):  # what a replayed graph sends passes no dispatcher
-                with CommunicationCounter() as counter:
-                    step(positions)
-                sent = (counter.bytes_sent, counter.exchanges, counter.collectives)
-    memory = torch.cuda.max_memory_allocated() / 2**30 if run.device.type == "cuda" else float("nan")
-    parts = run.gathered((forces, seconds, owned, sent, memory))
+    try:
+        with contender.opened() as opened:
+            if opened is not None:
+                step, ids = opened
+                own["seconds"], out = step_times(lambda: step(positions), run.device, warm_up, repeats)
+                own["forces"][ids], own["owned"] = out.detach().double().cpu(), len(ids)
+                if not getattr(contender, "compile", ""):  # what a replayed graph sends no function is called for
+                    with CommunicationCounter() as counter:
+                        step(positions)
+                    own["sent"] = (counter.bytes_sent, counter.exchanges, counter.collectives)
+    except Exception as error:  # memory on one device, or what all ranks meet alike; the other rows are still wanted
+        own["failed"] = f"{type(error).__name__}: {error}"[:300]
+    own["gib"] = torch.cuda.max_memory_allocated() / 2**30 if run.device.type == "cuda" else float("nan")
+    parts = run.gathered(own)
+    if failed := next((p["failed"] for p in parts if p["failed"]), ""):
+        return {"failed": failed}
+    sent = [max(p["sent"][k] for p in parts) for k in range(3)]
     return {
-        "seconds": np.max([p[1] for p in parts if p[1]], axis=0).tolist(),
-        "forces": sum(p[0] for p in parts), "owned": [p[2] for p in parts], "gib": max(p[4] for p in parts),
-        "mb": max(p[3][0] for p in parts) / 1e6, "exchanges": max(p[3][1] for p in parts),
-        "collectives": max(p[3][2] for p in parts),
+        "seconds": np.max([p["seconds"] for p in parts if "seconds" in p], axis=0).tolist(),
+        "forces": sum(p["forces"] for p in parts), "owned": [p["owned"] for p in parts],
+        "gib": max(p["gib"] for p in parts), "mb": sent[0] / 1e6, "exchanges": sent[1], "collectives": sent[2],
     }  # fmt: skip
 
 
 def compared(run: Run, groups: list[list], report: Callable[[dict], None]) -> None:
-    """Times each group of contenders in turns, and reports a row for each; the first of all is the reference."""
-    reference = None
+    """Times each group of contenders in turns, and reports a row for each, beside that of the bare model."""
+    reference = (float("nan"), torch.tensor(float("nan")))  # where the bare model does not fit
     for group in groups:
         rounds = run.arguments.rounds if len(group) > 1 else 1
         results: dict[str, dict] = {}
         for k in range(rounds):
             for contender in group:
-                if contender.name in results and "failed" in results[contender.name]:
+                before = results.get(contender.name, {})
+                if "failed" in before:
                     continue
-                try:
-                    one = measured(run, contender, rounds, run.arguments.warm_up if k == 0 else 2)
-                except Exception as error:  # on all ranks alike; the other rows are still wanted
-                    results[contender.name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
-                    continue
-                if contender.name in results:
-                    one["seconds"] += results[contender.name]["seconds"]
+                one = measured(run, contender, rounds, run.arguments.warm_up if k == 0 else 2)
+                if "failed" not in one:
+                    one["seconds"] += before.get("seconds", [])
                 results[contender.name] = one
         for name, one in results.items():
             row = {"atoms": len(run.atoms), "ranks": run.size, "name": name, **one}
             if "failed" not in one:
                 forces, row["ms"] = row.pop("forces"), 1e3 * float(np.median(one["seconds"]))
                 row["spread_ms"] = [round(1e3 * float(s), 2) for s in np.quantile(row.pop("seconds"), (0.1, 0.9))]
-                reference = (row["ms"], forces) if reference is None else reference
+                if name == "bare":
+                    reference = (row["ms"], forces)
                 row |= {"speed_up": reference[0] / row["ms"], "F": float(forces.abs().max())}
                 row["dF"] = float((forces - reference[1]).abs().max())
             report(row)
