@@ -16,12 +16,13 @@ energy on the device:
 
 The eager ones take turns: each is timed in every round; compiled ones, which hold memory, follow one after another. Between
 its turns the toolkit's object is closed, because it changes methods of e3nn and MACE for the whole process while it is open.
-A time is the median over steps of the slowest rank's time. What ranks send is counted below torch.distributed
-(`communication.py`), alike for both, in one eager step. Over gloo nvdd announces each message by another of 64 bytes, and
-the toolkit sends no rows but by all-to-all (NVALCHEMI_HALO_P2P=1: its default asks gloo for what gloo cannot do).
+A time is the median over steps of the slowest rank's time; with --processor-time of what it computed, without its waiting
+for the others. What ranks send is counted in torch.distributed (`communication.py`), alike for both, in one eager step. Over
+gloo nvdd announces each message by another of 64 bytes, and the toolkit runs with NVALCHEMI_HALO_P2P=1: by default it asks
+for an all-to-all of lists, which gloo refuses where sizes differ. Over NCCL both run as they come.
 
 nvalchemi-toolkit is optional (``pip install nvalchemi-toolkit``, Apache-2.0): without it, or on one rank, on which its
-distributed model does not run, its rows say so.
+distributed model does not run, a line says why its rows are missing.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,6 +69,7 @@ class Run:
             dist.init_process_group("nccl" if nccl else "gloo", **({"device_id": self.device} if nccl else {}))
             self.group = dist.group.WORLD
             self.mesh = dist.device_mesh.init_device_mesh(self.device.type, (self.size,), mesh_dim_names=("domain",))
+        self.clock = time.process_time if arguments.processor_time else time.perf_counter
         self.atoms = None
 
     def module(self) -> torch.nn.Module:
@@ -142,6 +145,7 @@ class Toolkit:
     """
 
     def __init__(self, run: Run, compile: bool = False, new_list: bool = False) -> None:
+        import nvalchemi.distributed.particle_halo  # noqa: F401  what is missing is said at once
         from nvalchemi.models.mace import MACEWrapper
 
         if run.size == 1:
@@ -198,7 +202,7 @@ def measured(run: Run, contender, rounds: int, warm_up: int) -> dict:
         with contender.opened() as opened:
             if opened is not None:
                 step, ids = opened
-                own["seconds"], out = step_times(lambda: step(positions), run.device, warm_up, repeats)
+                own["seconds"], out = step_times(lambda: step(positions), run.device, warm_up, repeats, run.clock)
                 own["forces"][ids], own["owned"] = out.detach().double().cpu(), len(ids)
                 if not getattr(contender, "compile", ""):  # what a replayed graph sends no function is called for
                     with CommunicationCounter() as counter:
@@ -257,8 +261,11 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=12, help="timed steps of each, over all rounds")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each eager contender")
+    parser.add_argument("--processor-time", action="store_true", help="not wall time: for CPUs that others use as well")
     parser.add_argument("--json", help="append one line for each row to this file")
     arguments = parser.parse_args()
+    if arguments.processor_time and arguments.device != "cpu":
+        parser.error("--processor-time is of CPUs: a process does not see a GPU's time; leave it out, or --device cpu")
 
     run = Run(arguments)
     say = print if run.rank == 0 else lambda *a, **k: None
