@@ -69,22 +69,28 @@ def quartz(repeat: tuple[int, int, int]):
     return atoms
 
 
-def timed(function, device: torch.device, warm_up: int, repeats: int):
-    """Median seconds of a call, and its last result; TorchScript's first calls are ten times slower."""
+def step_times(function, device: torch.device, warm_up: int, repeats: int, clock=time.perf_counter):
+    """Seconds of each call, and the last one's result; TorchScript's first calls are ten times slower."""
     sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     seconds = []
     for k in range(warm_up + repeats):
         sync()
-        start = time.perf_counter()
+        start = clock()
         out = function()
         sync()
         if k >= warm_up:
-            seconds.append(time.perf_counter() - start)
+            seconds.append(clock() - start)
+    return seconds, out
+
+
+def timed(function, device: torch.device, warm_up: int, repeats: int):
+    """Median seconds of a call, and its last result."""
+    seconds, out = step_times(function, device, warm_up, repeats)
     return float(np.median(seconds)), out
 
 
-def bare_model(wrapper, atoms, device, dtype, arguments):
-    """Seconds, forces and peak memory of the model's own forward and backward with the graph given."""
+def bare_step(wrapper, atoms, device, dtype):
+    """The model's own forward and backward with the graph given, positions (N, 3) on the host -> forces (N, 3); edges."""
     from nvdd import Batch
     from nvdd.neighbors import attach_neighbors
 
@@ -102,13 +108,22 @@ def bare_model(wrapper, atoms, device, dtype, arguments):
         "batch": torch.zeros_like(numbers),
         "ptr": torch.tensor([0, len(numbers)], device=device),
     }
-    positions = batch.positions.to(device, dtype)
+
+    def step(positions: torch.Tensor) -> torch.Tensor:
+        return module({**data, "positions": positions.to(device, dtype, copy=True)}, compute_force=True)["forces"]
+
+    return step, batch.neighbor_list.shape[0]
+
+
+def bare_model(wrapper, atoms, device, dtype, arguments):
+    """Seconds, forces and peak memory of the model's own forward and backward with the graph given."""
+    step, n_edges = bare_step(wrapper, atoms, device, dtype)
+    positions = torch.tensor(atoms.positions).to(device, dtype)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    step = lambda: module({**data, "positions": positions.clone()}, compute_force=True)["forces"]
-    seconds, forces = timed(step, device, arguments.warm_up, arguments.repeats)
+    seconds, forces = timed(lambda: step(positions), device, arguments.warm_up, arguments.repeats)
     memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else float("nan")
-    return seconds, forces.double().cpu(), memory, batch.neighbor_list.shape[0]
+    return seconds, forces.double().cpu(), memory, n_edges
 
 
 def main() -> None:
