@@ -182,7 +182,7 @@ class _Listed:
         """Those of a batch, by what its run says of chunks."""
         meta = data.receivers._meta if isinstance(data.receivers, ShardTensor) else None
         at_once = block_size(None if meta is None else meta.edges_at_once)
-        vectors, receivers, senders = (to_local(t) for t in (data.edge_vectors, data.receivers, data.senders))
+        vectors, receivers, senders = to_local(data.edge_vectors), to_local(data.receivers), to_local(data.senders)
         return cls(vectors, receivers, senders, data.n_atoms, at_once, meta)
 
     @property
