@@ -37,7 +37,7 @@ def plot_scaling(rows: Sequence[ScalingRow], path: str | Path, title: str = "") 
     time.legend(frameon=False, fontsize="small")
     efficiency.plot(ranks, [row.efficiency for row in rows], marker="o")
     efficiency.axhline(1.0, color="0.5", linestyle=":")
-    efficiency.set(ylabel="speed-up / ranks", ylim=(0, None))
+    efficiency.set(ylabel="speed-up / ranks", ylim=(0, 1.1 * max(1.0, *(row.efficiency for row in rows))))
     for axes in (time, efficiency):
         axes.set_xscale("log", base=2)
         axes.set_xticks(ranks, labels=list(map(str, ranks)))
