@@ -22,7 +22,7 @@ class Cost:
 
     Attributes:
         base: of a rank that has nothing.
-        per_atom, per_edge, per_halo: for each owned atom, edge with r < cutoff, halo row.
+        per_atom, per_edge, per_halo: for each owned atom, edge that is computed, halo row.
         floor: what it is at the least: on a GPU the time in which a step's kernels are launched, whatever their size.
     """
 
@@ -126,6 +126,7 @@ class Calibration:
         network: what messages cost.
         device_memory: bytes that a rank may use.
         samples: the steps that were timed: atoms, edges, seconds, bytes.
+        far_edges: whether the model computes the edges within the skin as well (`NeighborConfig.drops_far_edges`).
     """
 
     machine: str
@@ -142,6 +143,7 @@ class Calibration:
     network: Network
     device_memory: float
     samples: tuple[tuple[int, int, float, float], ...]
+    far_edges: bool = False
 
     @property
     def key(self) -> str:

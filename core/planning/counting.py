@@ -28,7 +28,7 @@ class Loads:
     Attributes:
         owned: (P,) atoms that it owns.
         halo: (P,) remote rows that it reads.
-        edges: (P,) edges into its atoms with r < cutoff.
+        edges: (P,) edges into its atoms that it computes.
         grid: ranks along each cell vector; None for bisection and for a list of atoms.
         how: ``"grid"``, ``"rcb"``, ``"curve"`` or ``"blocks"``.
     """
@@ -52,20 +52,21 @@ class LoadCounter:
         tiled: the structure.
         cutoff: of the model, A.
         skin: A; rows within cutoff + skin are read.
+        far_edges: whether the edges within the skin are computed, too; else those with r < cutoff.
     """
 
-    def __init__(self, tiled: TiledStructure, cutoff: float, skin: float) -> None:
+    def __init__(self, tiled: TiledStructure, cutoff: float, skin: float, far_edges: bool = False) -> None:
         self.tiled, self.cutoff, self.skin = tiled, cutoff, skin
         self.edges = _sorted(edges_within(tiled.positions, tiled.cell, tiled.pbc, cutoff + skin))
         vectors = tiled.positions[self.edges.sender] - tiled.positions[self.edges.receiver]
         vectors = vectors + self.edges.shift @ tiled.cell
-        near = np.einsum("ij,ij->i", vectors, vectors) < cutoff**2
+        near = np.einsum("ij,ij->i", vectors, vectors) < (cutoff + skin * far_edges) ** 2
         self.degree = np.bincount(self.edges.receiver[near], minlength=len(tiled.positions))
         self._shift = np.rint(self.edges.shift).astype(np.int64)
 
     @property
     def n_edges(self) -> int:
-        """Edges of all cells with r < cutoff."""
+        """Edges of all cells that are computed."""
         return int(self.degree.sum()) * self.tiled.n_cells
 
     def domains(self, n_ranks: int, grid: Sequence[int] | None = None, balance: str = "auto") -> Loads:

@@ -188,7 +188,7 @@ def estimate(
             f"the calibration is of strategy {calibration.strategy!r}, and {strategy_name(domain)!r} is asked for: measure anew"
         )
     calibration = _with_network(calibration, latency, bandwidth)
-    counter = LoadCounter(tiled, calibration.cutoff, skin)
+    counter = LoadCounter(tiled, calibration.cutoff, skin, calibration.far_edges)
     limit = memory if memory is not None else calibration.device_memory
     one = seconds_of_step(calibration, _alone(counter), 1)[0]
     plans = []

@@ -87,6 +87,7 @@ def calibrate(
         network=network,
         device_memory=float(about["memory"]),
         samples=tuple((s["owned"], s["edges"], s["seconds"], s["bytes"]) for s in busy),
+        far_edges=about["far_edges"],
     )
     return replace(found, network=replace(network, overhead=_overhead(found, few)))
 

@@ -47,9 +47,12 @@ class ProbeRanks:
     def describe(self, _: Any = None) -> dict[str, Any]:
         """The model's cutoff and type, and what device and memory this rank has."""
         blocks = getattr(self.wrapper, "composed_of", (self.wrapper,))
+        neighbors = [block.model_config.neighbor_config for block in blocks]
+        widest = max(n.cutoff for n in neighbors)
         cuda = self.comm.device.type == "cuda"
         return {
-            "cutoff": max(block.model_config.neighbor_config.cutoff for block in blocks),
+            "cutoff": widest,
+            "far_edges": all(n.drops_far_edges for n in neighbors if n.cutoff == widest),
             "dtype": str(blocks[0].dtype).removeprefix("torch."),
             "device": torch.cuda.get_device_name(self.comm.device) if cuda else "cpu",
             "memory": torch.cuda.get_device_properties(self.comm.device).total_memory if cuda else host_memory(),

@@ -58,7 +58,9 @@ def test_the_slowest_rank_counts_not_the_mean():
 
 def test_counts_are_those_of_a_run():
     cell, repeat = argon(), (4, 3, 3)
-    found = estimate(None, cell, (2,), repeat=repeat, calibration=KNOWN)
+    # lj is given the pairs within the skin, too
+    found = estimate(None, cell, (2,), repeat=repeat, calibration=replace(KNOWN, far_edges=True))
+    assert found.n_edges > estimate(None, cell, (2,), repeat=repeat, calibration=KNOWN).n_edges
     atoms = cell.repeat(repeat)
     options = {"epsilon": 0.0104, "sigma": 3.4, "cutoff": KNOWN.cutoff}
     with NVDDCalculator("lj", ranks=2, device="cpu", model_options=options) as atoms.calc:

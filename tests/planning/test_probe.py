@@ -38,11 +38,12 @@ def test_the_peak_is_that_of_what_is_alive(capfd):
 def test_describes_the_model(dtype):
     said: dict[str, Any] = probe(dtype).describe()
     assert (said["cutoff"], said["dtype"], said["device"]) == (7.0, dtype or "float64", "cpu")
+    assert said["far_edges"]
 
 
 def test_a_step_by_itself():
     atoms = bulk("Ar", "fcc", a=5.26, cubic=True).repeat(2)
     task = {"batch": Batch.from_atoms(atoms), "domain": {"skin": 0.5}, "together": False, "seconds": 0.01}
     found = probe().measure(task)
-    assert (found["owned"], found["edges"]) == (32, 32 * 42)  # three shells within 7 A
-    assert found["seconds"] > 0 and found["bytes"] > 32 * 42 * 8
+    assert (found["owned"], found["edges"]) == (32, 32 * 54)  # four shells within 7.5 A, of which lj drops the last
+    assert found["seconds"] > 0 and found["bytes"] > 32 * 54 * 8
