@@ -87,7 +87,8 @@ class DistributedModel:
         self.graphs = GraphBuilder(
             self.comm, partitioner, listed, self.config.skin, self.config.cutoff, bonds, self._phase, reach
         )
-        self.graphs.chooses = reach is not None or not all(
+        # bonds, and edges of narrower blocks beside those in blocks, are found among edges that were chosen
+        self.graphs.chooses = bonds is not None or reach is not None or not all(
             block.drops_far_edges for block in self.blocks if self._sees_all(block, listed)
         )
 

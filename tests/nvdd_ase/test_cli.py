@@ -490,7 +490,8 @@ def test_errors_of_a_rank_are_one_line_and_debug_adds_the_traceback(argon, monke
         raise RankError(1, "forward", "out of memory [at last]", "Traceback of the rank")
 
     monkeypatch.setattr(nvdd_ase, "NVDDCalculator", start, raising=False)
-    message = "error: rank 1 failed in phase 'forward': out of memory [at last]"
+    where = "docs/troubleshooting.md#rank-failed, or: nvdd explain rank-failed"
+    message = f"error: rank 1 failed in phase 'forward': out of memory [at last] [{where}]"
     assert refused("single", "ar.extxyz", *LJ) == message
     shown = nvdd("single", "ar.extxyz", *LJ, "--debug", code=2).stderr
     assert shown.strip().endswith(message)
