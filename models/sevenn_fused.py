@@ -40,6 +40,8 @@ def one_of(**wished: bool) -> str | None:
     given = [name for name, value in wished.items() if value]
     if not given:
         return None
+    if unknown := sorted(wished.keys() - _KERNELS.keys()):
+        raise InputError(f"{', '.join(unknown)}: SevenNet has no such convolutions for nvdd; there are {', '.join(_KERNELS)}")
     if len(given) > 1:
         raise InputError(f"{' and '.join(given)}: a SevenNet model has one kind of convolution; give one of them")
     _, package, install = _KERNELS[given[0]]

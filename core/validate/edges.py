@@ -31,7 +31,10 @@ def reference_edges(batch: Batch, cutoff: float) -> np.ndarray:
 
 
 def rank_edges(graph: Any, cutoff: float) -> np.ndarray:
-    """(E, 5) the same of one rank's `LocalGraph`, by global ids: of its list, or of its blocks within ``cutoff`` (A)."""
+    """(E, 5) the same of one rank's `LocalGraph`, by global ids: of its list, or of its blocks, within ``cutoff`` (A).
+
+    Edges beyond it, which a model is given that drops them, are left out before: its numbers tell whether it does.
+    """
     rows, parts = graph.topology.rows, [(graph.receiver, graph.sender, graph.shift)]
     if graph.nearby is not None:
         blocks = graph.nearby.blocks(cutoff, EDGES_AT_ONCE)

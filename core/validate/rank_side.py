@@ -158,7 +158,10 @@ def _evaluate(comm, distribute, wrapper, spec, request: Request, done: list, wat
                     result.helpers = watch.take() if watch is not None else []
             result.ids = out.ids.cpu().numpy()
             result.values = {k: v.detach().to(torch.float64).cpu().numpy() for k, v in out.items()}
-            result.edges = rank_edges(model.graphs.update(batch), model.graphs.widest)
+            graph = model.graphs.update(batch)
+            if not model.graphs.chooses:
+                graph = graph.within(model.graphs.cutoff, None)
+            result.edges = rank_edges(graph, model.graphs.widest)
             result.n_halo, result.builds = out.n_halo, model.graphs.n_builds
             result.fired, result.n_exchanges = trace.fired, trace.n_exchanges
 

@@ -84,5 +84,7 @@ def test_kernels_for_gpus_on_a_cpu():
 def test_wishes_that_can_not_be():
     with pytest.raises(InputError, match="enable_cueq and enable_oeq: a SevenNet model has one kind"):
         SevenNetWrapper.from_checkpoint("7net-0", enable_cueq=True, enable_oeq=True)
+    with pytest.raises(InputError, match="enable_x: SevenNet has no such convolutions"):
+        sevenn_fused.one_of(enable_x=True)
     with pytest.raises(MissingDependencyError, match="enable_flash needs flashTP_e3nn"):
         SevenNetWrapper.from_checkpoint("7net-0", enable_flash=True)
